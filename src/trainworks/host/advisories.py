@@ -44,7 +44,7 @@ class Advisory:
 def find_advisories(
     installed: Mapping[str, str], address: str, client: Client
 ) -> tuple[Advisory, ...]:
-    """Return the advisories about distributions, by name and identifier.
+    """Ask a service for the advisories about distributions; sorted by name and identifier.
 
     Withdrawn advisories are left out.
 
@@ -75,8 +75,17 @@ def find_advisories(
 def _find_published(
     installed: Mapping[str, str], address: str, client: Client
 ) -> Iterator[tuple[str, str]]:
-    """Yield each distribution with the number of each advisory about its version."""
+    """Yield the name of a distribution and the number of an advisory about its version.
+
+    A distribution with several advisories comes several times.
+
+    Args:
+        installed: Normalised name to version.
+        address: The service.
+        client: The client for the service.
+    """
     # The local part of a version, as in 2.4.1+cu121, is the builder's and is in no advisory.
+    # Name, version, and the page of the answer that is asked for; ``""``: the first one.
     pending = [(name, version.partition("+")[0], "") for name, version in sorted(installed.items())]
     while pending:
         batch, pending = pending[:AT_ONCE], pending[AT_ONCE:]
@@ -100,12 +109,14 @@ def _find_published(
 
 
 def _parse_response(response: Any, address: str) -> Any:
+    """Return the JSON of a response; raises ``UnreachableError`` for another status than 200."""
     if response.status_code != 200:
         raise UnreachableError(f"{address} answers HTTP {response.status_code}")
     return response.json()
 
 
 def _make_advisory(name: str, version: str, detail: Mapping[str, Any]) -> Advisory:
+    """Return the advisory about a distribution in a version, from OSV's own object."""
     number = str(detail["id"])
     aliases = [str(alias) for alias in detail.get("aliases") or ()]
     cves = sorted(name for name in (number, *aliases) if name.startswith("CVE-"))
@@ -133,7 +144,10 @@ def _find_fixes(name: str, detail: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _find_next_version(version: str, fixes: list[str]) -> str:
-    """Return the smallest of several versions that is newer than one, or ``""``."""
+    """Return the smallest of several versions that is newer than one; ``""`` without any.
+
+    Malformed versions are left out.
+    """
     newer = []
     for fix in fixes:
         try:

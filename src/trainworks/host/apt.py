@@ -11,6 +11,8 @@ from typing import Final
 from trainworks.engine import subprocesses
 
 _PROBE_SECONDS: Final = 20.0
+"""Seconds that ``apt-config`` may take."""
+
 KEPT_SETTINGS = re.compile(
     r"Acquire::(http|https|ftp)(::[\w.*-]+)?::(Timeout|Dl-Limit|Verify-Peer|Verify-Host|Pipeline-Depth)"
     r"|Acquire::(http|https|ftp)::Proxy(::[\w.*-]+)?|Acquire::(Retries|ForceIPv4|ForceIPv6|Check-Valid-Until)"
@@ -52,7 +54,13 @@ class AptSettings:
 
 
 def read_apt_settings(root: Path = Path("/")) -> AptSettings:
-    """Read this machine's apt configuration and sources; empty on a machine without apt."""
+    """Read this machine's apt configuration and sources; empty on a machine without apt.
+
+    Runs ``apt-config dump``.
+
+    Args:
+        root: The folder with ``etc/apt``.
+    """
     try:
         # subprocess.run would leave the child behind after an interrupt between fork and return.
         result = subprocesses.run(("apt-config", "dump"), timeout=_PROBE_SECONDS)
@@ -76,7 +84,10 @@ def read_apt_settings(root: Path = Path("/")) -> AptSettings:
 
 
 def parse_one_line(text: str) -> list[AptSource]:
-    """Parse a ``sources.list``: lines ``deb [options] uri suite components``."""
+    """Parse a ``sources.list``: lines ``deb [options] uri suite components``.
+
+    Other lines, such as those of ``deb-src``, are left out.
+    """
     sources = []
     for line in text.splitlines():
         match = ONE_LINE.match(line.split("#", 1)[0].strip())
@@ -96,7 +107,12 @@ def parse_one_line(text: str) -> list[AptSource]:
 
 
 def parse_deb822(text: str) -> list[AptSource]:
-    """Parse a ``.sources`` file: paragraphs of ``Key: value``."""
+    """Parse a ``.sources`` file: paragraphs of ``Key: value``.
+
+    Returns:
+        An archive for each address and suite of a paragraph; disabled paragraphs, and those of
+        sources alone, are left out.
+    """
     sources = []
     for paragraph in re.split(r"\n\s*\n", text):
         fields = _parse_fields(paragraph)
@@ -118,12 +134,16 @@ def parse_deb822(text: str) -> list[AptSource]:
 
 
 def _parse_fields(paragraph: str) -> dict[str, str]:
-    """Return the fields of a paragraph, by names in small letters."""
+    """Return the fields of a paragraph, by names in small letters.
+
+    A value of several lines has line ends.
+    """
     fields: dict[str, str] = {}
     key = ""
     for line in paragraph.splitlines():
         if line.startswith("#"):
             continue
+        # A line that begins with a blank goes on with the field before it.
         if line[:1] in " \t" and key:
             fields[key] += "\n" + line.strip()
         elif ":" in line:
@@ -136,7 +156,7 @@ def _parse_fields(paragraph: str) -> dict[str, str]:
 def parse_suite(release: str) -> str:
     """Return the code name of a Debian by the text of its ``os-release``: ``bookworm``.
 
-    ``""`` for another distribution.
+    ``""`` for another distribution, and for a Debian without a code name.
     """
     values = dict(line.split("=", 1) for line in release.splitlines() if "=" in line)
     if values.get("ID", "").strip('"') != "debian":
@@ -157,6 +177,7 @@ def make_source_lines(suite: str, sources: Iterable[AptSource], own_suite: str) 
     lines = []
     for source in sources:
         is_own = source.suite == own_suite or source.suite.startswith(f"{own_suite}-")
+        # A machine that is not a Debian has no suite of its own.
         if not own_suite or not is_own or "main" not in source.components.split():
             continue
         # bookworm-updates becomes trixie-updates.
@@ -172,9 +193,10 @@ def make_source_lines(suite: str, sources: Iterable[AptSource], own_suite: str) 
 
 
 def apt_configuration(settings: AptSettings, *, sources_path: str = "", ca_path: str = "") -> str:
-    """Return an ``apt.conf`` for inside a build.
+    """Return the text of an ``apt.conf`` for inside a build.
 
     Args:
+        settings: This machine's settings of apt, whose lines go in.
         sources_path: Path of the ``sources.list`` for the build; ``""`` to keep the image's own.
         ca_path: Path of the CA bundle; ``""`` for none.
     """

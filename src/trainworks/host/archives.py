@@ -24,8 +24,10 @@ RECORD = "/usr/share/trainworks/archives"
 """File of an image with the states of its packages' archives: lines ``SUITE DATE CONTENTS``."""
 
 LIMITS = Limits(attempts=1, timeout=20)
+"""Limits of a request for a state: a build with another state is better than a long wait."""
 
 DATE = "%Y-%m-%dT%H:%M:%SZ"
+"""The form of a state's date, as ``strftime`` takes it: ``2026-11-21T10:00:00Z``."""
 
 LATER = (0, 6, 12, 24, 48)
 """Hours after a signature at which a snapshot is searched: snapshots are made some time later."""
@@ -48,18 +50,20 @@ class ArchiveChoice:
 def parse_release_file(text: str, states: Iterable[LockedArchive] = ()) -> LockedArchive:
     """Return the state that an ``InRelease`` file describes.
 
-    Raises ``HostError`` for another text.
-
     Args:
-        text: The file.
+        text: The text of the file.
         states: Known states. If one has the same packages, it is the result: the signature is
             newer, the state is not.
+
+    Raises:
+        HostError: The text is not that of an ``InRelease`` file.
     """
     head, _, lists = text.partition("\nSHA256:\n")
     fields = dict(re.findall(r"^([A-Za-z-]+): *(.+?)\s*$", head, re.MULTILINE))
     # The list ends at the first line that does not begin with a blank.
     indented = re.match(r"(?: .*\n)*", lists)
     sums = indented[0] if indented else ""
+    # The sums of the other files, such as those of translations, change without the packages.
     packages = re.findall(r"^.*[ /]main/binary-[^/\n]*/Packages.*\n", sums, re.MULTILINE)
     try:
         signed = parsedate_to_datetime(fields["Date"]).astimezone(UTC)
@@ -108,9 +112,15 @@ def read_state(
 def read_todays_states(
     base: Base, settings: HostSettings, client: Client, states: Iterable[LockedArchive] = ()
 ) -> tuple[LockedArchive, ...]:
-    """Return today's states of a base's archives: of this machine's own, else the newest snapshots.
+    """Read today's states of a base's archives: of this machine's own, else the newest snapshots.
 
     A suite that this machine's apt lacks is left out: nothing is installed from that suite.
+
+    Args:
+        base: The base with its suites.
+        settings: This machine's archives.
+        client: The client for the archives.
+        states: Known states, as of ``parse_release_file``.
 
     Raises:
         UnreachableError, HostError: As ``read_state`` does.
@@ -132,22 +142,24 @@ def find_archive(
 ) -> ArchiveChoice:
     """Return the archive that a build reads: one in the locked states, else today's.
 
+    First this machine's own archives are compared, then snapshots.
+
     Args:
+        base: The base with its suites.
         states: The locked states of the base's suites; with none of them this
-            machine's own archives are read.
+            machine's own archives are read, and no archive is asked.
+        settings: This machine's archives.
     """
     if not states:
         return ArchiveChoice(settings=settings)
     with Client(settings, limits=LIMITS) as client:
+        today: dict[str, LockedArchive] = {}
+        missing_reason = "not in the archive of this machine"
         try:
-            today = {
-                state.suite: state for state in read_todays_states(base, settings, client, states)
-            }
+            for todays_state in read_todays_states(base, settings, client, states):
+                today[todays_state.suite] = todays_state
         except (LockError, HostError) as error:
-            today = {}
-            missing: str = error.message
-        else:
-            missing = "not in the archive of this machine"
+            missing_reason = error.message
         moved_states = [state for state in states if today.get(state.suite) != state]
         if not moved_states:
             return ArchiveChoice(settings=settings)
@@ -159,21 +171,28 @@ def find_archive(
         if state.suite in today:
             differs.append(describe_newer_state(state, today[state.suite]))
         else:
-            differs.append(f"{_describe_lock(state)}, {missing}")
+            differs.append(f"{_describe_lock(state)}, {missing_reason}")
     return ArchiveChoice(settings=settings, differs=tuple(differs))
 
 
 def describe_newer_state(locked: LockedArchive, today: LockedArchive) -> str:
-    """Return the sentence that an archive has moved since it was locked."""
+    """Return a sentence: the archive of a suite has moved since it was locked.
+
+    For example ``bookworm is locked as of DATE, the archive has it of DATE``.
+    """
     return f"{_describe_lock(locked)}, the archive has it of {today.date}"
 
 
 def _describe_lock(state: LockedArchive) -> str:
+    """Return the first half of a sentence about a locked state."""
     return f"{state.suite} is locked as of {state.date}"
 
 
 def _own_sources(base: Base, settings: HostSettings) -> Mapping[str, AptSource]:
-    """Return this machine's archive of each suite of a base."""
+    """Return this machine's archive of each suite of a base, by the base's names of suites.
+
+    Empty on a machine that is not a Debian.
+    """
     source_by_suite: dict[str, AptSource] = {}
     own_suite = settings.suite
     if not own_suite:
@@ -187,14 +206,16 @@ def _own_sources(base: Base, settings: HostSettings) -> Mapping[str, AptSource]:
 
 
 def find_snapshot_address(base: Base, suite: str, settings: HostSettings) -> str:
-    """Return the address of the newest snapshot of a suite.
+    """Return the address of the newest snapshot of a suite; nothing is asked.
 
-    Raises ``UnreachableError`` without a known snapshot.
+    Raises:
+        UnreachableError: The base and the settings have no address of snapshots.
     """
     return _make_snapshot_address(base, suite, datetime.now(UTC), settings)
 
 
 def _make_snapshot_address(base: Base, suite: str, day: datetime, settings: HostSettings) -> str:
+    """Return the address of a suite's snapshot at a time; raises as ``find_snapshot_address``."""
     pattern = settings.snapshot or base.snapshot
     if not pattern:
         raise UnreachableError(
@@ -207,7 +228,10 @@ def _make_snapshot_address(base: Base, suite: str, day: datetime, settings: Host
 def _find_snapshots(
     base: Base, states: tuple[LockedArchive, ...], settings: HostSettings, client: Client
 ) -> HostSettings | None:
-    """Return settings with the archives of the locked states; ``None`` if one is in no snapshot."""
+    """Return settings with snapshots of the locked states as the archives.
+
+    ``None`` if the state of a suite is in no snapshot.
+    """
     sources = []
     trusted = {suite: source.trusted for suite, source in _own_sources(base, settings).items()}
     for state in states:
@@ -219,6 +243,7 @@ def _find_snapshots(
                 )
                 snapshot_state = read_state(client, uri, state.suite, states)
             except (LockError, HostError):
+                # There may be no snapshot of this hour.
                 continue
             if snapshot_state == state:
                 source = AptSource(uri=uri, suite=state.suite, components="main", old=True)

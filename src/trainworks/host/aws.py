@@ -12,6 +12,7 @@ from typing import Any
 from trainworks.errors import TrainworksError
 
 INSTALL = "pip install 'trainworks[ecr]'"
+"""The command that installs boto3, for hints."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,9 @@ class Service:
 
 
 def call(service: Service, operation: str, *, missing: str = "", **arguments: Any) -> Any:
-    """Return the answer of an operation, ``None`` where that is the error ``missing``.
+    """Call an operation of a service, and return boto3's response.
+
+    ``None`` if AWS answers with the error ``missing``.
 
     Args:
         service: The service.
@@ -47,6 +50,7 @@ def call(service: Service, operation: str, *, missing: str = "", **arguments: An
     from botocore.exceptions import BotoCoreError, ClientError, NoRegionError, ParamValidationError
 
     place, refuse = service.place, service.refuse
+    # The name in AWS's interface: ``DescribeRepositories``.
     action = "".join(word.title() for word in operation.split("_"))
     try:
         client = boto3.client(service.name, region_name=service.region)

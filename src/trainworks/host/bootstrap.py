@@ -85,7 +85,10 @@ defaults, and removes logs.
 def bootstrap(
     base: OwnBase, archive: Path, settings: HostSettings, on_line: Callable[[str], None]
 ) -> str:
-    """Make a base image and write it as a ``docker save`` archive.
+    """Make a base image with mmdebstrap, and write it as a ``docker save`` archive.
+
+    It downloads packages, and needs the rights to make a root folder. Its temporary folder is
+    deleted.
 
     Args:
         base: The base image, with the locked states of the package archive.
@@ -111,14 +114,15 @@ def bootstrap(
                 f" {TOOL} with `make engine` (`apt-get install {TOOL}` on Debian and Ubuntu)"
             ),
         )
+    # Without updates of the release, so that they do not change the base's bytes.
     release = [source for source in settings.apt.sources if source.suite == settings.suite]
-    sources = make_source_lines(row.suite, release, settings.suite) or (
-        f"deb {row.archive} {row.suite} main",
-    )
-    last: deque[str] = deque(maxlen=15)
+    sources = make_source_lines(row.suite, release, settings.suite)
+    if not sources:
+        sources = (f"deb {row.archive} {row.suite} main",)
+    last_lines: deque[str] = deque(maxlen=15)
 
     def note(line: str) -> None:
-        last.append(line)
+        last_lines.append(line)
         on_line(line)
 
     with private_folder() as folder:
@@ -150,33 +154,26 @@ def bootstrap(
         try:
             status = stream(tuple(argv), note, environment=environment)
             if status != 0:
-                foreign = MACHINES[row.architecture] != os.uname().machine
-                emulated = (
-                    f", and qemu to run {row.architecture} programs (tools/set-up-emulation)"
-                    if foreign
-                    else ""
+                hint = (
+                    "it needs root (or unprivileged user namespaces) and the archive that this"
+                    " machine's apt uses"
                 )
-                raise HostError(
-                    f"{TOOL} {row.suite} ended with status {status}:\n  " + "\n  ".join(last),
-                    hint=(
-                        "it needs root (or unprivileged user namespaces) and the archive that this"
-                        " machine's apt uses"
+                if MACHINES[row.architecture] != os.uname().machine:
+                    hint += (
+                        f", and qemu to run {row.architecture} programs (tools/set-up-emulation)"
                     )
-                    + emulated,
+                lines = "\n  ".join(last_lines)
+                raise HostError(
+                    f"{TOOL} {row.suite} ended with status {status}:\n  {lines}", hint=hint
                 )
             record = root / RECORD.removeprefix("/")
             record.parent.mkdir(mode=0o755)
-            releases = (
-                path.read_text(encoding="utf-8", errors="replace") for path in read.glob("*Release")
-            )
-            record.write_text(
-                "".join(
-                    sorted(
-                        {format_state(parse_release_file(text, base.states)) for text in releases}
-                    )
-                ),
-                encoding="utf-8",
-            )
+            lines_of_states = set()
+            for path in read.glob("*Release"):
+                text = path.read_text(encoding="utf-8", errors="replace")
+                state = parse_release_file(text, base.states)
+                lines_of_states.add(format_state(state))
+            record.write_text("".join(sorted(lines_of_states)), encoding="utf-8")
             record.chmod(0o644)
             image = ImageConfiguration(
                 created=EPOCH,
@@ -195,14 +192,20 @@ IMAGE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def unmount_below(root: Path) -> None:
-    """Detach everything that is mounted below a folder, deepest first."""
+    """Detach everything that is mounted below a folder, deepest first.
+
+    Nothing is detached on a system without ``/proc``, and a mount that cannot be detached stays.
+    """
     mounts = Path("/proc/self/mounts")
     if not mounts.is_file():
         return
-    points = [
-        line.split(" ")[1].replace("\\040", " ")
-        for line in mounts.read_text(encoding="utf-8").splitlines()
-    ]
-    for point in sorted((point for point in points if point.startswith(f"{root}/")), reverse=True):
+    points = []
+    for line in mounts.read_text(encoding="utf-8").splitlines():
+        # The kernel writes a blank in a path as ``\040``.
+        point = line.split(" ")[1].replace("\\040", " ")
+        if point.startswith(f"{root}/"):
+            points.append(point)
+    # In this order a mount inside of another one comes before it.
+    for point in sorted(points, reverse=True):
         with contextlib.suppress(OSError):
             stream(("umount", "--lazy", point), lambda _line: None)

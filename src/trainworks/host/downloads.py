@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -23,6 +24,7 @@ from trainworks.errors import LockError, OutputError
 from trainworks.host.settings import HostSettings
 
 CHUNK = 1 << 20
+"""Bytes that are read from a connection at once."""
 
 TRANSIENT = frozenset({408, 425, 429})
 """HTTP statuses below 500 after which another attempt may succeed."""
@@ -115,16 +117,21 @@ class Client:
         return self._verify if isinstance(self._verify, str) else ""
 
     def get(self, address: str, headers: Mapping[str, str] | None = None) -> requests.Response:
-        """Return the answer to a GET request, whatever its status; raises ``UnreachableError``."""
+        """Send a GET request, and return the answer with any status.
+
+        Raises:
+            UnreachableError: The server does not answer.
+        """
         try:
             return self._open(address, headers or {})
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
             raise self._make_unreachable_error(address, error) from error
 
     def post(self, address: str, content: object) -> requests.Response:
-        """Return the answer to a POST request of JSON, with any status.
+        """Send a POST request with a JSON document, and return the answer with any status.
 
-        Raises ``UnreachableError``.
+        Raises:
+            UnreachableError: The server does not answer.
         """
         try:
             return self._open(address, {}, method="POST", content=content)
@@ -132,7 +139,7 @@ class Client:
             raise self._make_unreachable_error(address, error) from error
 
     def size(self, address: str) -> int:
-        """Return the size of a file in bytes, as its server reports it; 0 if unknown."""
+        """Ask a server for the size of a file in bytes; 0 if the server does not say it."""
         try:
             response = self._open(address, {}, method="HEAD")
             if not response.ok:
@@ -168,13 +175,14 @@ class Client:
         if not sha256:
             part.unlink(missing_ok=True)
         while True:
-            continued = part.exists()
+            is_continued = part.exists()
             self._complete(address, part, trusted=bool(sha256))
             content = hash_file(part)
             if not sha256 or content.sha256 == sha256:
                 break
             part.unlink()
-            if not continued:
+            # The part of an earlier run may have been of another file: one more download decides.
+            if not is_continued:
                 raise LockError(
                     f"{remove_credentials(address)} is not what was pinned: "
                     f"expected sha256 {sha256}, found {content}; the file was removed"
@@ -183,11 +191,22 @@ class Client:
         return content
 
     def _complete(self, address: str, part: Path, *, trusted: bool) -> None:
-        """Download until the file is complete."""
+        """Download a file in several attempts until it is complete.
+
+        Args:
+            address: The URL.
+            part: The file to write; what an earlier attempt has written is continued.
+            trusted: Whether the file's hash is known, so that a wrong continuation is noticed.
+
+        Raises:
+            UnreachableError: The file cannot be downloaded.
+            OutputError: The file cannot be written.
+        """
         validator = ""
         pause = self._limits.pause
         for attempt in range(1, self._limits.attempts + 1):
-            if not (trusted or validator):
+            # Without a hash and a validator, the rest may be of another version of the file.
+            if not trusted and not validator:
                 part.unlink(missing_ok=True)
             try:
                 validator = self._attempt(address, part, validator)
@@ -204,38 +223,71 @@ class Client:
             pause *= 2
 
     def _attempt(self, address: str, part: Path, validator: str) -> str:
+        """Download a file, or the rest of it, once.
+
+        Args:
+            address: The URL.
+            part: The file to write, or to continue if it has bytes.
+            validator: The version of the file that was begun; ``""``: it is not known.
+
+        Returns:
+            The validator of the file's version: an entity tag or a time; ``""`` without one.
+
+        Raises:
+            _BrokenError: The attempt failed, and another one may succeed.
+            UnreachableError: The server refuses.
+            OutputError: The file cannot be written.
+        """
         start = part.stat().st_size if part.exists() else 0
         headers = {"Accept-Encoding": "identity"}
         if start:
             headers["Range"] = f"bytes={start}-"
             if validator:
+                # A server with another version sends the whole file then, with status 200.
                 headers["If-Range"] = validator
         with self._open(address, headers, stream=True) as response:
             status = response.status_code
-            if status == 416:
+            if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
                 part.unlink()
                 message = "the part that was downloaded is longer than the file"
                 raise _BrokenError(message)
-            if status in TRANSIENT or status >= 500:
+            if status in TRANSIENT or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 message = f"HTTP {status}"
                 raise _BrokenError(message)
-            if status not in (200, 206):
+            if status not in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
                 raise UnreachableError(f"{remove_credentials(address)} answers HTTP {status}")
             new_validator = _find_validator(response)
-            if status == 200:
+            if status == HTTPStatus.OK:
                 start = 0
             length = response.headers.get("Content-Length", "")
-            expected = start + int(length) if length.isdecimal() else -1
+            # ``None``: a server may leave the length out.
+            expected = start + int(length) if length.isdecimal() else None
             try:
-                size = self._write(response, part, start, max(0, expected))
+                size = self._write(response, part, start, expected or 0)
             except (urllib3.exceptions.HTTPError, requests.RequestException, TimeoutError) as error:
                 raise _BrokenError(str(error), validator=new_validator) from error
-            if expected not in (-1, size):
+            if expected is not None and size != expected:
                 message = f"the connection ended after {size} of {expected} bytes"
                 raise _BrokenError(message, validator=new_validator)
             return new_validator
 
     def _write(self, response: requests.Response, part: Path, start: int, total: int) -> int:
+        """Write the body of a response to a file, and report the progress to ``watch``.
+
+        Args:
+            response: The response, whose body is not read yet.
+            part: The file.
+            start: Bytes that the file keeps; 0: it is written anew.
+            total: Bytes of the whole file; 0 if they are not known.
+
+        Returns:
+            The size of the file in bytes.
+
+        Raises:
+            TimeoutError: For a whole time-out fewer bytes came than the lowest speed demands.
+            OutputError: The file cannot be written.
+        """
+        # The time at which the measuring of the speed began, and the bytes since then.
         window, received = time.monotonic(), 0
         name = part.name.removesuffix(".part")
         self._watch(name, start, total)
@@ -269,6 +321,19 @@ class Client:
         stream: bool = False,
         content: object = None,
     ) -> requests.Response:
+        """Send a request, and return the answer with any status.
+
+        Args:
+            address: The URL.
+            headers: The headers.
+            method: The HTTP method.
+            stream: Whether the body is still to be read.
+            content: The value of a JSON body; ``None``: there is no body.
+
+        Raises:
+            UnreachableError: The host did not answer an earlier request.
+            requests.RequestException: The host does not answer.
+        """
         host = urlsplit(address).netloc
         if host in self._dead:
             raise UnreachableError(
@@ -291,6 +356,13 @@ class Client:
     def _make_unreachable_error(
         self, address: str, error: Exception, *, attempts: int = 0
     ) -> UnreachableError:
+        """Return the error for a failed request; note a host that does not answer as dead.
+
+        Args:
+            address: The URL.
+            error: The failure, as requests or the system raised it.
+            attempts: The number of attempts, for the message; 0: it is not told.
+        """
         if isinstance(error, (requests.ConnectionError, requests.ConnectTimeout)):
             host = urlsplit(address).netloc
             self._dead[host] = f"{host.rpartition('@')[2]} does not answer"
@@ -320,7 +392,10 @@ def keep_request(request: requests.PreparedRequest) -> requests.PreparedRequest:
 
 
 def _find_validator(response: requests.Response) -> str:
-    """Return the identifier of a file's version: a strong entity tag, or the modification time."""
+    """Return the identifier of a file's version: a strong entity tag, or the modification time.
+
+    ``""`` without either. A weak entity tag is not for parts of a file (RFC 9110, 13.1.5).
+    """
     tag = response.headers.get("ETag", "")
     is_strong = tag != "" and not tag.startswith("W/")
     if is_strong:
@@ -362,7 +437,10 @@ def list_causes(error: BaseException) -> list[BaseException]:
 
 
 def find_reason(error: Exception) -> str:
-    """Return the text of the innermost error that an error wraps, without credentials."""
+    """Return the text of the innermost error that an error wraps, without credentials.
+
+    For example ``[Errno 111] Connection refused``.
+    """
     reason: object = error
     while True:
         wrapped = getattr(reason, "reason", None) or _find_error(getattr(reason, "args", ()))
@@ -379,6 +457,7 @@ def find_reason(error: Exception) -> str:
 
 
 def _find_error(values: Iterable[object]) -> Exception | None:
+    """Return the first exception among values; ``None`` without one."""
     for value in values:
         if isinstance(value, Exception):
             return value
@@ -391,7 +470,11 @@ def remove_credentials(text: str) -> str:
 
 
 def hash_file(path: Path) -> Content:
-    """Return hash and size of a file; raises ``OutputError`` if it cannot be read."""
+    """Read a file, and return its hash and size.
+
+    Raises:
+        OutputError: The file cannot be read.
+    """
     try:
         with path.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()

@@ -28,6 +28,7 @@ READ: Final = re.compile(
 """The files that are read with their content."""
 
 LARGEST_KEYRING: Final = 4 << 20
+"""Bytes of the largest keyring that is taken."""
 
 _URI: Final = re.compile(r"https?://[A-Za-z0-9.:@%/_~+=,\[\]-]+")
 _WORD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9./_+~-]*|/|\./?")
@@ -64,7 +65,10 @@ class ForeignDebian:
 
 
 def read_release(tree: ImageTree) -> dict[str, str]:
-    """Return the ``os-release`` of an image; empty if the image has none."""
+    """Return the values of an image's ``os-release`` by name; empty if the image has none.
+
+    For example ``{"ID": "debian", "VERSION_CODENAME": "bookworm"}``.
+    """
     content = tree.read("/etc/os-release") or tree.read("/usr/lib/os-release") or b""
     values = {}
     for line in content.decode(errors="replace").splitlines():
@@ -89,12 +93,16 @@ def read_foreign(tree: ImageTree, own: Iterable[AptSource] = ()) -> ForeignDebia
     Args:
         tree: The image's files, those whose paths match ``READ``.
         own: Archives of this machine: their hosts are asked also in a private network.
+
+    Returns:
+        The inputs as files. Archives that may not be asked are in ``refused``.
     """
     status = tree.read(STATUS)
     if status is None:
         return None
     own_hosts = {urlsplit(source.uri).hostname for source in own}
     keys: dict[str, bytes] = {}
+    # Sets that keep their order.
     lines: dict[str, None] = {}
     refused: dict[str, None] = {}
     for source in _read_sources(tree):
@@ -123,7 +131,10 @@ def read_foreign(tree: ImageTree, own: Iterable[AptSource] = ()) -> ForeignDebia
 
 
 def _read_trusted_keys(tree: ImageTree) -> dict[str, bytes]:
-    """Return the keyrings for all archives of an image: ``trusted/0.gpg`` to content."""
+    """Return the keyrings for all archives of an image: ``trusted/0.gpg`` to content.
+
+    The names are new, because the folder of a step must not have an image's own names.
+    """
     paths = list(tree.below("/etc/apt/trusted.gpg.d"))
     keyrings = sorted(path for path in paths if path.endswith((".gpg", ".asc")))
     keys = {}
@@ -135,10 +146,12 @@ def _read_trusted_keys(tree: ImageTree) -> dict[str, bytes]:
 
 
 def _ending(path: str) -> str:
+    """Return the ending by which apt knows the form of a keyring: ``asc`` or ``gpg``."""
     return "asc" if path.endswith(".asc") else "gpg"
 
 
 def _read_sources(tree: ImageTree) -> Iterable[AptSource]:
+    """Yield the archives in an image's files, in apt's order."""
     paths = list(tree.below("/etc/apt/sources.list.d"))
     parts = sorted(path for path in paths if path.endswith((".list", ".sources")))
     for path in ["/etc/apt/sources.list", *parts]:
@@ -150,7 +163,12 @@ def _read_sources(tree: ImageTree) -> Iterable[AptSource]:
 
 
 def _find_refusal(source: AptSource, own_hosts: set[str | None]) -> str:
-    """Return the reason why an archive of an image is not used, or ``""``."""
+    """Return the reason why an archive of an image is not used; ``""`` if it is used.
+
+    Args:
+        source: The archive.
+        own_hosts: The hosts of this machine's archives, which are used also in a private network.
+    """
     if not _URI.fullmatch(source.uri):
         return "only http and https archives are"
     if not all(_WORD.fullmatch(word) for word in (source.suite, *source.components.split())):
@@ -175,14 +193,28 @@ def _find_refusal(source: AptSource, own_hosts: set[str | None]) -> str:
 
 
 def _format_source(source: AptSource, tree: ImageTree, keys: dict[str, bytes]) -> str:
-    """Return an archive's line, and add its keys."""
-    signed = _write_signers(source.signed_by, tree, keys)
-    options = f"[signed-by={signed}] " if signed else ""
+    """Return an archive's line of ``sources.list``, and add its keyrings to ``keys``.
+
+    Args:
+        source: The archive.
+        tree: The image's files.
+        keys: The keyrings so far: name to content.
+    """
+    signers = _write_signers(source.signed_by, tree, keys)
+    options = f"[signed-by={signers}] " if signers else ""
     return f"deb {options}{source.uri} {source.suite} {source.components}".rstrip()
 
 
 def _write_signers(value: str, tree: ImageTree, keys: dict[str, bytes]) -> str:
-    """Return the value of ``signed-by`` for keys that are written anew; ``""`` without keys."""
+    """Add the keyrings of an archive to ``keys``; return the value of ``signed-by`` for them.
+
+    ``""`` without keyrings.
+
+    Args:
+        value: The value in the image: paths, fingerprints, or a key itself.
+        tree: The image's files.
+        keys: The keyrings so far: name to content.
+    """
     if "BEGIN PGP" in value:
         # In a paragraph a line with a dot is an empty one.
         lines = ["" if line == "." else line for line in value.strip().splitlines()]
@@ -201,7 +233,11 @@ def _write_signers(value: str, tree: ImageTree, keys: dict[str, bytes]) -> str:
 
 
 def _add_key(content: bytes, ending: str, keys: dict[str, bytes]) -> str:
-    """Add a keyring, unless one with the same content is there; return its path in a step."""
+    """Add a keyring to ``keys``, unless one with the same content is there.
+
+    Returns:
+        The path of the keyring in a step: ``/run/foreign/keys/0.gpg``.
+    """
     for name, key in keys.items():
         if key == content and name.endswith(ending):
             return f"{FOLDER}/{name}"
@@ -211,7 +247,10 @@ def _add_key(content: bytes, ending: str, keys: dict[str, bytes]) -> str:
 
 
 def _read_architectures(tree: ImageTree, status: bytes) -> list[str]:
-    """Return the architectures of an image's packages, first that of its own dpkg."""
+    """Return the architectures of an image's packages, first that of its own dpkg.
+
+    ``["amd64"]`` if the image names none that is well-formed.
+    """
     names: list[str] = []
     for paragraph in status.decode(errors="replace").split("\n\n"):
         if re.match(r"Package: dpkg$", paragraph, re.MULTILINE):
@@ -223,6 +262,7 @@ def _read_architectures(tree: ImageTree, status: bytes) -> list[str]:
 
 
 def _make_configuration(architectures: list[str]) -> str:
+    """Return an ``apt.conf`` that leads apt to the files in ``FOLDER`` and to no others."""
     names = " ".join(f'"{name}";' for name in architectures)
     return f"""\
 APT::Architecture "{architectures[0]}";

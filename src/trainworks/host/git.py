@@ -24,9 +24,12 @@ SECONDS = 3600.0
 def find_tag_commit(
     repository: str, tag: str, *, ca_path: str = "", seconds: float = SECONDS
 ) -> str:
-    """Return the commit that a tag points at; ``""`` if the repository has no such tag.
+    """Ask a repository for the commit that a tag points at; ``""`` if it has no such tag.
 
     Args:
+        repository: The address of the repository.
+        tag: The name of the tag: ``v1.0``.
+        ca_path: The file of the CA bundle; ``""``: git's own.
         seconds: Seconds that the repository may take to answer.
 
     Raises:
@@ -49,7 +52,7 @@ def find_tag_commit(
 
 
 def list_tags(repository: str, *, ca_path: str = "", seconds: float = SECONDS) -> list[str]:
-    """Return the names of a repository's tags; raises as ``find_tag_commit`` does."""
+    """Ask a repository for the names of its tags; takes and raises as ``find_tag_commit`` does."""
     listing = _run_git(("ls-remote", "--tags", "--refs", repository), repository, ca_path, seconds)
     return [line.partition("refs/tags/")[2] for line in listing.output.decode().splitlines()]
 
@@ -58,13 +61,17 @@ def make_bundle(repository: str, tag: str, commit: str, target: Path, *, ca_path
     """Write a bundle of a commit and its whole history: a file that git can fetch from.
 
     Args:
+        repository: The address of the repository.
         tag: A tag that points at the commit; ``""`` if there is none.
+        commit: The commit, 40 hexadecimal digits.
         target: The file to write; it appears when it is complete.
+        ca_path: The file of the CA bundle; ``""``: git's own.
 
     Raises:
         UnreachableError: The repository does not answer, or does not have the commit.
-        LockError: The tag points at another commit.
+        LockError: The tag points at another commit, or git is not installed.
     """
+    # A bundle has no commit without a name.
     name = f"refs/tags/{tag}" if tag else "refs/heads/pinned"
     part = target.with_name(f"{target.name}.part").absolute()
     with private_folder() as folder:
@@ -84,7 +91,11 @@ def make_bundle(repository: str, tag: str, commit: str, target: Path, *, ca_path
 
 
 def is_bundle_of(bundle: Path, commit: str) -> bool:
-    """Whether a bundle is intact and has a commit."""
+    """Return whether a file is an intact bundle that has a commit.
+
+    Raises:
+        LockError: Git is not installed.
+    """
     with private_folder() as folder:
         _run_git(("init", "--quiet", "--bare", str(folder)), str(bundle), "")
         fetch = ("fetch", "--quiet", "--no-tags", str(bundle.absolute()), "+refs/*:refs/bundle/*")
@@ -101,14 +112,17 @@ def is_bundle_of(bundle: Path, commit: str) -> bool:
 
 
 def make_source_archive(repository: str, reference: str) -> tuple[str, bytes]:
-    """Return a reference's commit, and a reproducible tar of its files below ``source/``.
+    """Clone a repository, and make a reproducible tar of its files at a reference.
 
-    Submodules are in the tar, too.
-
-    ``.git_archival.txt`` gives setuptools_scm the version that it would ask git for.
+    Submodules are in the tar, too. ``.git_archival.txt`` gives setuptools_scm the version that it
+    would ask git for.
 
     Args:
+        repository: The address of the repository.
         reference: A branch, a tag or a commit; ``""`` for the default branch.
+
+    Returns:
+        The commit of the reference, and the tar with the files below ``source/``.
 
     Raises:
         UnreachableError: The repository does not answer, or does not have the reference.
@@ -139,8 +153,10 @@ def make_source_archive(repository: str, reference: str) -> tuple[str, bytes]:
             names = [f"refs/remotes/origin/{reference}", f"refs/tags/{reference}", reference]
         commit = ""
         for name in names:
+            # git fails for a name that the repository does not have.
             with contextlib.suppress(UnreachableError):
-                commit = commit or git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
+                commit = git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
+                break
         if not commit:
             # A commit outside of all branches, such as a pull request's; git rejects anything else.
             # Behind ``--`` no reference is an option: ``--upload-pack`` would name a program.
@@ -148,6 +164,7 @@ def make_source_archive(repository: str, reference: str) -> tuple[str, bytes]:
             commit = git("rev-parse", "FETCH_HEAD^{commit}")
         git("checkout", "--quiet", "--detach", commit)
         git("submodule", "--quiet", "update", "--init", "--recursive")
+        # A repository without tags has no version.
         with contextlib.suppress(UnreachableError):
             version = git("describe", "--tags", "--long", "--match", "*[0-9]*")
             (folder / ".git_archival.txt").write_text(
@@ -178,7 +195,11 @@ def make_git_archival(folder: Path) -> str:
 
 
 def _normalise_member(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Return a member without its owner and time, which differ; ``None`` for git's own files."""
+    """Remove owner and time from a member of a tar, which differ between clones.
+
+    Returns:
+        The member; ``None`` for git's own files, which are left out.
+    """
     if member.name.rsplit("/", 1)[-1] == ".git":
         return None
     member.uid = member.gid = 0
@@ -189,7 +210,14 @@ def _normalise_member(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 
 def make_moved_tag_error(repository: str, tag: str, commit: str, actual_commit: str) -> LockError:
-    """Return the error for a tag that moved."""
+    """Return the error for a tag that does not point at the commit of its row.
+
+    Args:
+        repository: The address of the repository.
+        tag: The name of the tag.
+        commit: The commit in the row.
+        actual_commit: The tag's commit in the repository; ``""``: there is no such tag.
+    """
     state = f"points at {actual_commit}" if actual_commit else "does not exist"
     return LockError(
         f"tag {tag} of {remove_credentials(repository)} {state}, its row says {commit}"
@@ -199,7 +227,20 @@ def make_moved_tag_error(repository: str, tag: str, commit: str, actual_commit: 
 def _run_git(
     words: tuple[str, ...], repository: str, ca_path: str, seconds: float = SECONDS
 ) -> Finished:
+    """Run git without questions to the user, and return its output.
+
+    Args:
+        words: The arguments of git.
+        repository: The address of the repository, for messages.
+        ca_path: The file of the CA bundle; ``""``: git's own.
+        seconds: Seconds after which git is ended.
+
+    Raises:
+        UnreachableError: git failed, or did not end in time.
+        LockError: Git is not installed.
+    """
     environment = {**own_environment(), "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+    # Bytes per second, and the seconds after which a slower connection is ended.
     environment |= {"GIT_HTTP_LOW_SPEED_LIMIT": "1000", "GIT_HTTP_LOW_SPEED_TIME": "60"}
     if ca_path:
         environment["GIT_SSL_CAINFO"] = ca_path

@@ -33,11 +33,14 @@ HREF = re.compile(r"""href\s*=\s*["']([^"']+)""", re.IGNORECASE)
 def find_file_addresses(
     package: LockedPackage, settings: PipSettings, vendor_index: str, client: Client
 ) -> Iterator[str]:
-    """Yield the addresses of a locked file, in pip's order.
+    """Yield the addresses of a locked file in the indexes, in pip's order.
 
     An address with another hash is left out.
 
     Args:
+        package: The locked file.
+        settings: pip's settings: the indexes and pages of links.
+        client: The client for the indexes.
         vendor_index: A framework vendor's own index; used only if the user
             configured no source of packages.
 
@@ -55,19 +58,24 @@ def find_file_addresses(
             continue
         for link in HREF.findall(response.text):
             address, fragment = urldefrag(html.unescape(link))
+            # ``#sha256=HASH``; an index may leave it out, or give another kind of hash.
             algorithm, _, value = fragment.partition("=")
-            other = algorithm == "sha256" and value != package.sha256
-            if unquote(address.rsplit("/", 1)[-1]) == package.file and not other:
+            has_other_hash = algorithm == "sha256" and value != package.sha256
+            if unquote(address.rsplit("/", 1)[-1]) == package.file and not has_other_hash:
                 yield urljoin(response.url, address)
     if failures:
         raise failures[0]
 
 
 def find_versions_without_wheels(name: str, settings: PipSettings, client: Client) -> list[str]:
-    """Return the versions of a distribution that the indexes have as source
-    archives and not as wheels.
+    """Return the versions of a distribution that the indexes have only as source archives.
 
-    Of pages that do not answer nothing is known.
+    They are sorted, the oldest first. Pages that do not answer are left out.
+
+    Args:
+        name: The normalised name of the distribution.
+        settings: pip's settings: the indexes and pages of links.
+        client: The client for the indexes.
     """
     wheels: set[Version] = set()
     archives: set[Version] = set()
@@ -94,7 +102,10 @@ def find_newest_release(
     Withdrawn files do not count, and previews only where there is nothing else.
 
     Args:
+        name: The normalised name of the distribution.
         python: The Python's version, ``MAJOR.MINOR``.
+        settings: pip's settings: the indexes and pages of links.
+        client: The client for the indexes.
         vendor_index: As of ``find_file_addresses``.
 
     Raises:
@@ -110,9 +121,13 @@ def find_newest_release(
 
 
 def _find_version(anchor: str, python: str) -> set[Version]:
-    """Return the version of a file in an index.
+    """Return the version of a file in an index as a set of one.
 
-    Nothing of one that is withdrawn or for other Pythons.
+    Empty for a file that is withdrawn, for other Pythons, or has a malformed name.
+
+    Args:
+        anchor: The file's element ``<a ...>`` on the page of the index.
+        python: The Python's version, ``MAJOR.MINOR``.
     """
     link = HREF.search(anchor)
     if link is None or "data-yanked" in anchor:
@@ -129,7 +144,13 @@ def _find_version(anchor: str, python: str) -> set[Version]:
 
 
 def _find_pages(name: str, settings: PipSettings, vendor_index: str) -> Iterator[str]:
-    yield from (link for link in settings.find_links if find_local_path(link) is None)
+    """Yield the addresses of pages with links to files of a distribution, in pip's order.
+
+    Local pages are left out.
+    """
+    for link in settings.find_links:
+        if find_local_path(link) is None:
+            yield link
     if settings.no_index:
         return
     indexes = [settings.index_url or find_default_index(), *settings.extra_index_urls]

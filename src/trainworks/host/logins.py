@@ -7,11 +7,16 @@ from collections.abc import Collection, Iterable, Iterator
 from urllib.parse import urlsplit
 
 _WORD = re.compile(r'"((?:[^"\\]|\\.)*)"|(\S+)')
+"""A word of a netrc, in quotes or without."""
+
 _FIELDS = ("login", "user", "account", "password")
 
 
 def find_hosts(addresses: Iterable[str]) -> set[str]:
-    """Return the hosts of addresses, in lower case; an address without a host has none."""
+    """Return the hosts of addresses, in lower case, without their ports.
+
+    An address without a host, such as a path, has none.
+    """
     hosts = set()
     for address in addresses:
         url = re.sub(r"^(?:git|hg|svn|bzr)\+", "", address)
@@ -25,7 +30,7 @@ def find_hosts(addresses: Iterable[str]) -> set[str]:
 
 
 def select_logins(hosts: Collection[str], netrc: bytes) -> bytes:
-    """Return the ``machine`` entries of these hosts.
+    """Return the ``machine`` entries of a netrc for some hosts, as a netrc.
 
     ``default``, which is for every host, and macros are left out.
 
@@ -42,7 +47,10 @@ def select_logins(hosts: Collection[str], netrc: bytes) -> bytes:
 
 
 def _parse_entries(text: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield each ``machine`` with its fields."""
+    """Yield the host and the fields of each ``machine`` of a netrc.
+
+    For example ``("a.example", {"login": "me", "password": "word"})``.
+    """
     # A macro ends at an empty line, and may have any words.
     text = re.sub(r"(?ms)^\s*macdef\b.*?(?:\n[ \t]*\r?\n|\Z)", "\n", text)
     # A comment has a line of its own: inside a line, the sign may belong to a password.
@@ -54,10 +62,17 @@ def _parse_entries(text: str) -> Iterator[tuple[str, dict[str, str]]]:
         word = words[position]
         value = words[position + 1] if position + 1 < len(words) else ""
         if word in ("machine", "default"):
+            # The entry before this one has ended.
             if host:
                 yield host, fields
-            host, fields = (value if word == "machine" else ""), {}
-            position += 2 if word == "machine" else 1
+            fields = {}
+            if word == "machine":
+                host = value
+                position += 2
+            else:
+                # The fields of the default are of no host, and are dropped.
+                host = ""
+                position += 1
         elif word in _FIELDS:
             fields[word] = value
             position += 2
@@ -76,6 +91,7 @@ def _unquote(word: re.Match[str]) -> str:
 
 
 def _quote(value: str) -> str:
+    """Return a value of a netrc, in quotes if it is not a plain word."""
     if value and not re.search(r'[\s"\\]', value):
         return value
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')

@@ -28,6 +28,7 @@ _INDEX_OPTION = "--index-url "
 """The option of a requirements file that names the main index."""
 
 HREF = re.compile(r"""href\s*=\s*["']([^"'#]+)""", re.IGNORECASE)
+"""A link on a page of an index, without the hash behind it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,14 +70,15 @@ class PipSettings:
     @property
     def names_a_source(self) -> bool:
         """Whether the user configured another source of packages than pip's default index."""
-        own_index = self.index_url.rstrip("/") not in ("", find_default_index())
-        return bool(own_index or self.extra_index_urls or self.find_links or self.no_index)
+        has_own_index = self.index_url.rstrip("/") not in ("", find_default_index())
+        return bool(has_own_index or self.extra_index_urls or self.find_links or self.no_index)
 
 
 @cache
 def find_default_index() -> str:
-    """Return the address of the index that pip and uv use without settings.
+    """Ask uv for the address of the index that pip and uv use without settings.
 
+    Only the first call of a process runs uv.
     uv writes the address as an option of the requirements file that it compiles from an empty one.
 
     Raises:
@@ -84,6 +86,7 @@ def find_default_index() -> str:
     """
     words = [find_uv(), "pip", "compile", "-", "--emit-index-url", "--no-header"]
     words += ["--no-config", "--offline", "--python", sys.executable]
+    # Without the user's own settings of uv.
     variables = os.environ.items()
     without_settings = {name: value for name, value in variables if not name.startswith("UV_")}
     result = subprocess.run(
@@ -101,7 +104,10 @@ def find_default_index() -> str:
 
 
 def find_local_path(address: str) -> Path | None:
-    """Return the folder or file of a local address; ``None`` for an address on the network."""
+    """Return the path of a local address; ``None`` for an address on the network.
+
+    A local address is ``file:///srv/wheels`` or a path; ``~`` is the user's home folder.
+    """
     parts = urlsplit(address)
     if parts.scheme == "file":
         return Path(unquote(parts.path))
@@ -111,9 +117,12 @@ def find_local_path(address: str) -> Path | None:
 
 
 def read_pip_settings(environment: Mapping[str, str]) -> PipSettings:
-    """Return the settings of ``pip install``: its files, then ``PIP_*``, as in ``pip config list``.
+    """Ask pip for the settings of ``pip install``: its files, then ``PIP_*``.
 
-    With a Python without pip only the variables count.
+    They are as in ``pip config list``. With a Python without pip only the variables count.
+
+    Args:
+        environment: The environment in which pip runs.
 
     Raises:
         HostError: pip rejects a file or a variable.
@@ -146,6 +155,7 @@ def read_pip_settings(environment: Mapping[str, str]) -> PipSettings:
 
 
 def _quote(text: str) -> str:
+    """Return a text as a string of TOML."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
@@ -164,13 +174,15 @@ def uv_configuration(
         folders: Folders with files, as paths inside the build.
     """
     lines = ['index-strategy = "unsafe-best-match"']
-    links = [*folders, *(link for link in settings.find_links if find_local_path(link) is None)]
+    links = list(folders)
+    links += [link for link in settings.find_links if find_local_path(link) is None]
     if links:
         lines.append(f"find-links = [{', '.join(map(_quote, links))}]")
     if settings.no_index:
         lines.append("no-index = true")
     if settings.trusted_hosts:
         lines.append(f"allow-insecure-host = [{', '.join(map(_quote, settings.trusted_hosts))}]")
+    # Addresses, each with whether it is the default index, which uv asks last.
     indexes = [(url, False) for url in settings.extra_index_urls if find_local_path(url) is None]
     if vendor_index and not settings.names_a_source:
         indexes.append((vendor_index, False))
@@ -185,10 +197,13 @@ def uv_configuration(
 
 
 def pip_configuration(settings: PipSettings) -> str:
-    """Return a ``pip.conf`` with the settings that apply inside a build."""
+    """Return a ``pip.conf`` with the settings that apply inside a build.
+
+    Local addresses are left out: they do not exist inside a build.
+    """
     lines = ["[global]"]
-    # A program of a build that is not pip does not know pip's default.
     is_remote = bool(settings.index_url) and find_local_path(settings.index_url) is None
+    # The default is written, too: a program of a build that is not pip does not know it.
     index = settings.index_url if is_remote else find_default_index()
     if index:
         lines.append(f"index-url = {index}")
@@ -208,9 +223,10 @@ def pip_configuration(settings: PipSettings) -> str:
 
 
 def find_local_file(package: LockedPackage, settings: PipSettings) -> Path | None:
-    """Return the copy of a locked file in the user's folders and indexes, or ``None``.
+    """Find a copy of a locked file in the user's local folders and indexes.
 
-    The copy has the same name and hash.
+    Returns:
+        The path of a file with the same name and hash; ``None`` without one.
     """
     candidates = [folder / package.file for folder in settings.local_folders]
     for index in settings.local_indexes:
@@ -232,6 +248,12 @@ def find_local_file(package: LockedPackage, settings: PipSettings) -> Path | Non
 
 @cache
 def _hash_file(path: Path, _size: int, _changed: int) -> str:
-    """Return a file's hash; of many targets with the same wheel, the first one reads it."""
+    """Return a file's SHA-256; of many targets with the same wheel, the first one reads it.
+
+    Args:
+        path: The file.
+        _size: Its size in bytes, and ``_changed`` the time of its last change in nanoseconds: a
+            file that has changed is read again.
+    """
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -64,7 +64,7 @@ class HostSettings:
     ) -> dict[str, bytes]:
         """Return the secrets of a build: file name below ``/run/secrets`` to content.
 
-        Some may be empty.
+        Each file is always there; one without a setting is empty.
 
         Args:
             suite: The base's release of Debian; ``""`` for another system.
@@ -90,7 +90,11 @@ class HostSettings:
         }
 
     def apt_secrets(self, suite: str) -> dict[str, bytes]:
-        """Return the secrets of a build with apt's archives."""
+        """Return the secrets of a build for apt: ``apt.conf`` and ``sources.list``.
+
+        Args:
+            suite: The base's release of Debian; ``""`` for another system.
+        """
         sources = make_source_lines(suite, self.apt.sources, self.suite)
         configuration = apt_configuration(
             self.apt,
@@ -142,6 +146,7 @@ class HostSettings:
 
 
 def _is_loopback(host: str) -> bool:
+    """Return whether a host, a name or an address, is this machine itself."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:
@@ -151,20 +156,29 @@ def _is_loopback(host: str) -> bool:
 
 
 def read_host_settings(environment: Mapping[str, str]) -> HostSettings:
-    """Read this machine's settings.
+    """Read this machine's settings: of pip and apt, its CA bundle, logins and proxies.
 
-    Raises ``HostError`` for a configuration that pip would reject too.
+    Args:
+        environment: The process's environment.
+
+    Raises:
+        HostError: pip rejects its configuration.
+        OSError: A file cannot be read.
     """
     pip = read_pip_settings(environment)
     bundle = find_ca_bundle(environment, pip.certificate)
-    netrc = Path(environment.get("NETRC", "") or Path.home() / ".netrc")
+    ca = bundle.read_bytes() if bundle else b""
+    named_netrc = environment.get("NETRC", "")
+    netrc_file = Path(named_netrc) if named_netrc else Path.home() / ".netrc"
+    netrc = netrc_file.read_bytes() if netrc_file.is_file() else b""
     release = Path("/etc/os-release")
+    suite = parse_suite(release.read_text(encoding="utf-8")) if release.is_file() else ""
     return HostSettings(
         pip=pip,
         apt=read_apt_settings(),
-        suite=parse_suite(release.read_text(encoding="utf-8")) if release.is_file() else "",
-        ca=bundle.read_bytes() if bundle else b"",
-        netrc=netrc.read_bytes() if netrc.is_file() else b"",
+        suite=suite,
+        ca=ca,
+        netrc=netrc,
         proxies=find_proxy_arguments(environment),
         snapshot=environment.get("TRAINWORKS_SNAPSHOT", ""),
     )

@@ -26,7 +26,11 @@ TROUBLES = {
 def check_signature(file: Path, signature: Path, key: Path, fingerprint: str) -> None:
     """Check that the key with this fingerprint, and no other, has signed a file.
 
+    GnuPG runs in a temporary home, without the keys of the user.
+
     Args:
+        file: The file.
+        signature: Its detached signature.
         key: The file with the vendor's public key.
         fingerprint: The vendor's fingerprint, 40 hexadecimal digits, from the artifact's row.
 
@@ -43,6 +47,7 @@ def check_signature(file: Path, signature: Path, key: Path, fingerprint: str) ->
     with private_folder() as home:
 
         def gpg(*words: str) -> Finished:
+            """Run GnuPG; its status words go to stdout."""
             environment = {**os.environ, "LC_ALL": "C.UTF-8", "GNUPGHOME": str(home)}
             options = (
                 "--batch",
@@ -85,6 +90,7 @@ def _parse_status_words(result: Finished) -> dict[str, list[str]]:
 
 
 def _find_last_line(result: Finished) -> str:
+    """Return the last line of a program's errors; without any, its exit status."""
     errors = result.errors.decode(errors="replace")
     lines = [line for line in errors.splitlines() if line.strip()]
     return lines[-1] if lines else f"status {result.status}"

@@ -16,9 +16,10 @@ of history and cache keys.
 
 
 def find_ca_bundle(environment: Mapping[str, str], pip_certificate: str = "") -> Path | None:
-    """Return the CA bundle that this machine's clients use; ``None`` if there is none.
+    """Return the file of the CA bundle that this machine's clients use; ``None`` without one.
 
     Args:
+        environment: The process's environment.
         pip_certificate: pip's own ``cert`` setting, which wins over everything but ``PIP_CERT``.
     """
     files = [environment.get("PIP_CERT", ""), pip_certificate]
@@ -34,9 +35,13 @@ def find_ca_bundle(environment: Mapping[str, str], pip_certificate: str = "") ->
 
 
 def find_proxy_arguments(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the proxy variables that are set, in both spellings' own case, as build arguments."""
-    return {
-        name: value
-        for name in sorted(environment)
-        if name.lower() in PROXY_VARIABLES and (value := environment[name].strip())
-    }
+    """Return the proxy variables that are set as build arguments: name to value.
+
+    Names keep their case: ``http_proxy`` and ``HTTP_PROXY`` are two variables.
+    """
+    arguments = {}
+    for name in sorted(environment):
+        value = environment[name].strip()
+        if name.lower() in PROXY_VARIABLES and value:
+            arguments[name] = value
+    return arguments

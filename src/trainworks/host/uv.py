@@ -11,7 +11,7 @@ _LOCK = Lock()
 
 
 def find_uv() -> str:
-    """Return the path of the uv that is installed with the builder, whatever ``PATH`` has.
+    """Return the path of the uv that is installed with the builder; ``PATH`` does not matter.
 
     Raises:
         FileNotFoundError: uv is not installed.
@@ -20,9 +20,10 @@ def find_uv() -> str:
     # that table to other threads before it is full, and the targets of one run are planned in
     # threads.
     with _LOCK:
-        return _found()
+        return _find_uv_once()
 
 
 @cache
-def _found() -> str:
+def _find_uv_once() -> str:
+    """Return the path of uv; only the first call of a process searches."""
     return uv.find_uv_bin()
