@@ -11,20 +11,24 @@ from trainworks.terminal.progress import BYTES, DISPLAY, Task
 
 
 class Fetching:
-    """Takes the reports of ``host.downloads.Client`` and shows them."""
+    """Shows downloads: receives the progress of ``host.downloads.Client`` (``Watch``)."""
 
     def __init__(self) -> None:
         """Begin with nothing to show."""
+        # The task of all downloads, and that of the file that comes now.
         self._task: Task | None = None
         self._file: Task | None = None
         self._name = ""
+        # Bytes of all files before this one.
         self._before = 0
 
     @contextmanager
     def shown(self, title: str, total: int = 0) -> Iterator[Task]:
-        """Show downloads for the time of the ``with`` block.
+        """Show downloads as one task for the time of the ``with`` block.
 
-        ``total`` is their size in bytes, 0 if not known.
+        Args:
+            title: The action in a word or two: ``fetching``.
+            total: The size of all files in bytes; 0 if it is not known.
         """
         with DISPLAY.task(title, total, BYTES) as self._task:
             try:
@@ -34,8 +38,12 @@ class Fetching:
                 self._end_file()
 
     def __call__(self, name: str, size: int, total: int) -> None:
-        """Take how far a download is: the file's name, the bytes that are
-        there, and all its bytes, 0 if not known.
+        """Show how far a download is.
+
+        Args:
+            name: The file's name; another one than before begins the next file.
+            size: The bytes that are there. In the first call of a file: those of an earlier run.
+            total: All bytes of the file; 0 if they are not known.
         """
         task = self._task
         if self._name != name:
@@ -46,14 +54,17 @@ class Fetching:
                 say(f"  {name}: resumed at {amount(size)}")
             if task is not None:
                 self._file = DISPLAY.add(name, total, BYTES, log=False)
-                for each in (task, self._file) if size else ():
-                    each.skip(size)
+                # Bytes of an earlier run took no time now.
+                if size:
+                    task.skip(size)
+                    self._file.skip(size)
         if task is not None:
             task.reach(self._before + size)
         if self._file is not None:
             self._file.reach(size)
 
     def _end_file(self) -> None:
+        """Remove the task of the current file from the display."""
         self._name = ""
         if self._file is not None:
             DISPLAY.remove(self._file)

@@ -16,17 +16,26 @@ from trainworks.terminal.visible import visible
 
 
 def silence(stream: TextIO) -> None:
-    """Discard what is still to be written to a stream: Python would fail on it
-    again when it ends.
+    """Send everything that is still to be written to a stream to ``/dev/null``.
+
+    Without that, Python would fail on a closed stream once more when the process ends.
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def put(text: str) -> None:
-    """Write a result to stdout at once, so that a full disk changes the exit status."""
+    """Write a result to stdout at once, so that a full disk changes the exit status.
+
+    Hidden characters are written as ``visible`` shows them. A closed stdout is no error.
+
+    Raises:
+        OutputError: stdout cannot be written.
+    """
     text = visible(text)
+    # Bars on the same terminal would be in the middle of the result.
+    pause = DISPLAY.paused() if sys.stdout.isatty() else nullcontext()
     try:
-        with DISPLAY.paused() if sys.stdout.isatty() else nullcontext():
+        with pause:
             sys.stdout.write(text)
             sys.stdout.flush()
     except BrokenPipeError:
@@ -38,12 +47,18 @@ def put(text: str) -> None:
 
 
 def put_json(content: object) -> None:
-    """Write a result for programs: one JSON document."""
+    """Write a value to stdout as one indented JSON document; raises as ``put``."""
     put(json.dumps(content, indent=2) + "\n")
 
 
 def put_result(form: str, content: object, text: str) -> None:
-    """Write a result for programs or for people, as ``--format`` says."""
+    """Write a result to stdout for programs or for people; raises as ``put``.
+
+    Args:
+        form: The value of ``--format``: ``json`` or ``text``.
+        content: The result for programs, a value for JSON.
+        text: The result for people.
+    """
     if form == "json":
         put_json(content)
     else:
@@ -63,15 +78,15 @@ def write_file(path: Path, text: str) -> None:
 
 
 def say(text: str) -> None:
-    """Write a line for people."""
+    """Write a line for people to stderr, after the label of this thread."""
     DISPLAY.say(text)
 
 
 @contextmanager
 def labelled(name: str) -> Iterator[None]:
     """Put a name before each line and each task of this thread while the ``with`` block runs."""
-    before = LABEL.set(name)
+    token = LABEL.set(name)
     try:
         yield
     finally:
-        LABEL.reset(before)
+        LABEL.reset(token)

@@ -41,9 +41,11 @@ LABEL: Final[ContextVar[str]] = ContextVar("label", default="")
 
 
 def labelled_text(text: str) -> str:
-    """Return a text after the label of this thread, if it has one."""
+    """Return a text after the label of this thread: ``LABEL: TEXT``; without a label the text."""
     label = LABEL.get()
-    return f"{label}: {text}" if label else text
+    if not label:
+        return text
+    return f"{label}: {text}"
 
 
 class Task:
@@ -61,7 +63,7 @@ class Task:
     """
 
     def __init__(self, display: Display, title: str, total: int, unit: str, *, log: bool) -> None:
-        """Begin; see ``Display.task``."""
+        """Begin at the display's time; arguments as of ``Display.task``."""
         self.title, self.total, self.unit = title, total, unit
         self.done = self.there = 0
         self.about = False
@@ -72,16 +74,19 @@ class Task:
         self._log = log
 
     def advance(self, steps: int = 1) -> None:
-        """Count more units as finished."""
+        """Count more units as finished; a log may get a line (``reach``)."""
         self.reach(self.done + steps)
 
     def skip(self, steps: int) -> None:
-        """Count units of an earlier run, which do not change the rate."""
+        """Count units of an earlier run as finished; they do not change the rate."""
         self.there += steps
         self.reach(self.done + steps)
 
     def reach(self, done: int) -> None:
-        """Set the number of finished units; a lower one if units have to be repeated."""
+        """Set the number of finished units; a lower one if units have to be repeated.
+
+        A log gets a line about the task if it has had none for ``LOG_SECONDS``.
+        """
         self.done = done
         now = self._display.clock()
         if self._log and now - self._last_line >= LOG_SECONDS and not self._display.live:
@@ -112,12 +117,19 @@ class Task:
 
     @property
     def counts(self) -> str:
-        """The finished and the total number of units; ``""`` if both are unknown."""
+        """The finished and the total number of units: ``3 of 12 steps``, ``20 MB of 1.50 GB``.
+
+        Without a total: the bytes that are finished, and ``""`` for other units.
+        """
         about = "about " if self.about else ""
         if self.unit == BYTES:
             done = amount(self.done)
-            return f"{done} of {about}{amount(self.total)}" if self.total else done
-        return f"{self.done} of {about}{self.total} {self.unit}" if self.total else ""
+            if not self.total:
+                return done
+            return f"{done} of {about}{amount(self.total)}"
+        if not self.total:
+            return ""
+        return f"{self.done} of {about}{self.total} {self.unit}"
 
     @property
     def what(self) -> str:
@@ -126,7 +138,10 @@ class Task:
 
     @property
     def how_far(self) -> str:
-        """The second column of the display: counts, elapsed and remaining time, rate."""
+        """The second column of the display: counts, elapsed and remaining time, rate.
+
+        For example ``20 MB of 1.50 GB, 0:07, about 8:30 left, 2 MB/s``.
+        """
         rate, left = self.rate, self.left
         parts = [self.counts] if self.counts else []
         parts.append(clock(self.elapsed))
@@ -228,7 +243,10 @@ class Display:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Remove the bars while other code writes to the same terminal."""
+        """Remove the bars for the time of the ``with`` block, in which other code writes.
+
+        Other threads wait for the display meanwhile.
+        """
         with self._lock:
             self._hide()
             try:
@@ -237,6 +255,7 @@ class Display:
                 self._show()
 
     def _show(self) -> None:
+        """Show the bars, if there are tasks and the stream is a terminal."""
         if self._tasks and self.live:
             # Only a terminal needs rich, and its import is slow.
             from trainworks.terminal.bars import Bars
@@ -244,16 +263,18 @@ class Display:
             self._bars = Bars(self.stream, self._tasks)
 
     def _hide(self) -> None:
+        """Remove the bars, if they are shown."""
         if self._bars is not None:
             self._bars.stop()
             self._bars = None
 
 
 DISPLAY: Final = Display()
-"""This process's own."""
+"""The display of this process, on stderr."""
 
 
 def _uninterrupted() -> AbstractContextManager[None]:
+    """Return a ``with`` block in which Ctrl-C waits until its end."""
     # Help and completion import this file too, and start no processes.
     from trainworks.engine.subprocesses import uninterrupted
 

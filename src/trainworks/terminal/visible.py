@@ -8,6 +8,7 @@ import unicodedata
 from typing import Final
 
 _KEPT: Final = "\n\t"
+"""Control codes that stay, because they only lay out the text."""
 
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Categories of characters that are not seen themselves: control codes, the marks that turn the
@@ -22,11 +23,14 @@ def visible(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(map(_visible, text))
+    return "".join(map(_escape, text))
 
 
-def _visible(character: str) -> str:
+def _escape(character: str) -> str:
+    """Return a hidden character as JSON or Python writes it; another one unchanged."""
     if character in _KEPT or unicodedata.category(character) not in _HIDDEN:
         return character
     number = ord(character)
-    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+    if number < 0x10000:
+        return f"\\u{number:04x}"
+    return f"\\U{number:08x}"
