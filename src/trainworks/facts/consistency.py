@@ -23,23 +23,32 @@ Malformed = Set[tuple[str, str]]
 def relate(facts: Facts, malformed: Malformed) -> Iterator[str]:
     """Yield problems between rows: names in two rows, names that point nowhere, recipes without a
     row.
+
+    A problem is a sentence with its file, row and key. Names of malformed rows count as known,
+    because those rows are problems already.
+
+    Args:
+        facts: All rows that are well-formed.
+        malformed: The others.
     """
-    known = _names("component", (component.name for component in facts.components), malformed)
+    known = _add_malformed(
+        "component", (component.name for component in facts.components), malformed
+    )
     for field, table in TABLES.items():
         names: list[str] = []
         for row in getattr(facts, field):
             names += table.names(row)
-        for name in _repeated(names):
+        for name in _find_repeated(names):
             yield f"images: {table.key} {name!r} is in two rows"
-    yield from _of_components(facts, known, malformed)
-    yield from _of_artifacts(facts)
-    artifacts = _names("artifact", (row.name for row in facts.artifacts), malformed)
-    yield from _of_ranges(facts, known | artifacts)
+    yield from _check_components(facts, known, malformed)
+    yield from _check_artifacts(facts)
+    artifacts = _add_malformed("artifact", (row.name for row in facts.artifacts), malformed)
+    yield from _check_ranges(facts, known | artifacts)
     for stack in facts.stacks:
         for name in stack.components:
             if name not in known:
                 yield f"images/stacks.toml: stack {stack.name!r}: unknown component {name!r}"
-    yield from _of_targets(facts, known, malformed)
+    yield from _check_targets(facts, known, malformed)
     for generated in facts.generated_files:
         if generated.copy_of in generated.paths:
             yield (
@@ -52,21 +61,21 @@ def relate(facts: Facts, malformed: Malformed) -> Iterator[str]:
                 f"images/end-of-patch.toml: ended {end.framework} {end.version}: "
                 f"key 'successor': {end.successor} does not come after {end.version}"
             )
-    suites = _repeated([archive.suite for archive in facts.locked_archives])
+    suites = _find_repeated([archive.suite for archive in facts.locked_archives])
     for suite in suites:
         yield f"images/lock/archives.toml: archive {suite!r} is in two rows"
-    yield from _of_dates(facts)
+    yield from _check_dates(facts)
 
 
-def _of_dates(facts: Facts) -> Iterator[str]:
-    """Yield rows with a date that no calendar has."""
-    for where, day in _dates(facts):
+def _check_dates(facts: Facts) -> Iterator[str]:
+    """Yield a problem for each row with a date that no calendar has."""
+    for where, day in _find_dates(facts):
         if not _is_day(day):
             yield f"{where}: key 'date': {day} is not a day of the calendar"
 
 
-def _dates(facts: Facts) -> Iterator[tuple[str, str]]:
-    """Yield the place and the day of each row with a date."""
+def _find_dates(facts: Facts) -> Iterator[tuple[str, str]]:
+    """Yield the place and the day of each row with a date: ``("images/...", "2026-11-21")``."""
     for built in facts.built:
         yield f"images/built.toml: built {built.target!r}", built.date
     for end in facts.ends:
@@ -76,16 +85,19 @@ def _dates(facts: Facts) -> Iterator[tuple[str, str]]:
         yield f"images/lock/archives.toml: archive {archive.suite!r}", archive.date[:10]
 
 
-def _names(kind: str, names: Iterable[str], malformed: Malformed) -> Set[str]:
-    """Return names of rows, with those of the malformed ones."""
+def _add_malformed(kind: str, names: Iterable[str], malformed: Malformed) -> Set[str]:
+    """Return names of rows of a kind, with those of the malformed rows of this kind."""
     malformed_names = {name for malformed_kind, name in malformed if malformed_kind == kind}
     return {*names, *malformed_names}
 
 
-def _of_components(facts: Facts, known: Set[str], malformed: Malformed) -> Iterator[str]:
-    """Yield problems between the components and their recipes.
+def _check_components(facts: Facts, known: Set[str], malformed: Malformed) -> Iterator[str]:
+    """Yield problems of components and their recipes.
 
-    known: names of all components.
+    Args:
+        facts: All rows that are well-formed.
+        known: The names of all components.
+        malformed: The malformed rows.
     """
     for recipe in facts.recipes.values():
         for number, check in enumerate(recipe.checks, start=1):
@@ -95,7 +107,7 @@ def _of_components(facts: Facts, known: Set[str], malformed: Malformed) -> Itera
                     f" component {check.beside!r}"
                 )
     advice = (rule.name for rule in facts.rules if rule.severity == "advise")
-    advising = _names("rule", advice, malformed)
+    advising = _add_malformed("rule", advice, malformed)
     for recipe in facts.recipes.values():
         for name in recipe.answers:
             if name not in advising:
@@ -104,7 +116,7 @@ def _of_components(facts: Facts, known: Set[str], malformed: Malformed) -> Itera
     if circle:
         path = " -> ".join(circle)
         yield f"images/components.toml: component {circle[0]!r}: builds_with in a circle: {path}"
-    bases = _names("base", facts.base_by_name, malformed)
+    bases = _add_malformed("base", facts.base_by_name, malformed)
     frameworks = {target.framework for target in facts.targets}
     for row in facts.base_images:
         if row.base not in bases:
@@ -154,7 +166,7 @@ class _Reference:
 
 
 def _references_of(target: TargetRow, facts: Facts) -> tuple[_Reference, ...]:
-    """Return the rows that a target names."""
+    """Return the keys of a target that name rows, with the names of the rows that exist."""
     images = facts.base_image_by_name
     images_file = "images/base-images.toml"
     return (
@@ -166,33 +178,38 @@ def _references_of(target: TargetRow, facts: Facts) -> tuple[_Reference, ...]:
     )
 
 
-def _of_targets(facts: Facts, known: Set[str], malformed: Malformed) -> Iterator[str]:
-    """Yield problems of targets and their locks. known: names of all components."""
+def _check_targets(facts: Facts, known: Set[str], malformed: Malformed) -> Iterator[str]:
+    """Yield problems of targets and their locks.
+
+    Args:
+        facts: All rows that are well-formed.
+        known: The names of all components.
+        malformed: The malformed rows.
+    """
     target_names: list[str] = []
     for target in facts.targets:
         where = (
             f"images/{target.framework}.toml: target {target.version} {target.cuda} {target.base}"
         )
-        broken_references = [
-            row
-            for row in _references_of(target, facts)
-            if row.name and row.name not in _names(row.kind, row.rows, malformed)
-        ]
-        unknown = [name for name in target.versions if name not in known]
-        problems = [
-            f"{where}: key '{row.key}': no row {row.name!r} in {row.file}"
-            for row in broken_references
-        ]
-        problems += [f"{where}: key 'versions': unknown component {name!r}" for name in unknown]
+        problems = []
+        for reference in _references_of(target, facts):
+            row_names = _add_malformed(reference.kind, reference.rows, malformed)
+            if reference.name and reference.name not in row_names:
+                problems.append(
+                    f"{where}: key '{reference.key}': no row {reference.name!r} in {reference.file}"
+                )
+        for name in target.versions:
+            if name not in known:
+                problems.append(f"{where}: key 'versions': unknown component {name!r}")
         yield from problems
         # A malformed base has no Python to name the target by; nor has a malformed stack its
         # sources.
         has_name = target.base in facts.base_by_name and target.stack in facts.stack_by_name
         if not problems and has_name:
             target_names.append(facts.name_of(target))
-    for name in _repeated(target_names):
+    for name in _find_repeated(target_names):
         yield f"images: target {name} is in two rows"
-    if len(target_names) == len(facts.targets) and not _names("target", (), malformed):
+    if len(target_names) == len(facts.targets) and not _add_malformed("target", (), malformed):
         # A lock without a target is a leftover. A target without a lock is
         # reported when it is planned.
         for name in sorted(set(facts.locks) - set(target_names)):
@@ -200,7 +217,7 @@ def _of_targets(facts: Facts, known: Set[str], malformed: Malformed) -> Iterator
 
 
 def _is_day(text: str) -> bool:
-    """Whether a text in the form of ISO 8601 is a day of the calendar."""
+    """Return whether a text in the form of ISO 8601 is a day of the calendar."""
     try:
         return bool(date.fromisoformat(text))
     except ValueError:
@@ -208,9 +225,9 @@ def _is_day(text: str) -> bool:
 
 
 def _circle(components: Iterable[Component]) -> list[str]:
-    """Return a circle of components by ``builds_with``, from the first one by name; or nothing.
+    """Return a circle of components by ``builds_with``, from the first one by name.
 
-    ``["a", "b", "a"]``
+    ``["a", "b", "a"]``: a builds with b, and b with a. Empty without a circle.
     """
     graph: dict[str, set[str]] = {}
     for component in components:
@@ -218,14 +235,18 @@ def _circle(components: Iterable[Component]) -> list[str]:
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
+        # The circle is from dependency to dependent, and its first name is its last one, too.
         circle: list[str] = error.args[1][:0:-1]
+        # It begins at any of its names; here at the first one by name, for equal messages.
         first = circle.index(min(circle))
         return [*circle[first:], *circle[: first + 1]]
     return []
 
 
-def _of_artifacts(facts: Facts) -> Iterator[str]:
-    """Yield artifacts that are not one file or one commit, or that come with one without a row."""
+def _check_artifacts(facts: Facts) -> Iterator[str]:
+    """Yield a problem for each artifact that is not one file or one commit, and for each that
+    comes together with an artifact without a row.
+    """
     versions = {(row.name, row.version) for row in facts.artifacts}
     for row in facts.artifacts:
         where = f"images/artifacts.toml: artifact {row.name} {row.version}"
@@ -245,8 +266,13 @@ def _of_artifacts(facts: Facts) -> Iterator[str]:
                 yield f"{where}: key 'together': no artifact {name} {version}"
 
 
-def _of_ranges(facts: Facts, parts: Set[str]) -> Iterator[str]:
-    """Yield rules, artifacts and variables with an unknown property or an invalid range."""
+def _check_ranges(facts: Facts, parts: Set[str]) -> Iterator[str]:
+    """Yield a problem for each unknown property and invalid range of rules, artifacts, variables.
+
+    Args:
+        facts: All rows that are well-formed.
+        parts: The names of components and artifacts: their versions are properties.
+    """
     known = _properties(facts, parts)
     for where, ranges in _ranges_of(facts):
         for name, allowed in ranges.items():
@@ -267,7 +293,10 @@ def _of_ranges(facts: Facts, parts: Set[str]) -> Iterator[str]:
 
 
 def _properties(facts: Facts, parts: Set[str]) -> set[str]:
-    """Return all properties that a rule may name."""
+    """Return the names of all properties that a rule may name: ``cuda``, ``nccl.build``.
+
+    ``parts`` are the names of components and artifacts.
+    """
     versions = set(parts)
     for artifact in facts.artifacts:
         versions.update(artifact.provides)
@@ -281,7 +310,7 @@ def _properties(facts: Facts, parts: Set[str]) -> set[str]:
 
 
 def _ranges_of(facts: Facts) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """Yield a place and the ranges in it, by property."""
+    """Yield the place and the ranges, by property, of each key that has ranges."""
     for rule in facts.rules:
         where = f"images/compatibility.toml: rule {rule.name!r}"
         yield f"{where}: key 'when'", rule.when
@@ -293,6 +322,7 @@ def _ranges_of(facts: Facts) -> Iterator[tuple[str, Mapping[str, str]]]:
         yield f"images/fabric.toml: variable {variable.name!r}: key 'when'", variable.when
 
 
-def _repeated(names: Iterable[str]) -> list[str]:
+def _find_repeated(names: Iterable[str]) -> list[str]:
+    """Return the names that are there more than once, sorted, each once."""
     counts = Counter(names)
     return sorted(name for name, count in counts.items() if count > 1)

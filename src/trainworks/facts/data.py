@@ -24,7 +24,10 @@ PACKAGED = INSTALLED if INSTALLED.is_dir() else INSTALLED.parents[2]
 
 
 def default_root(current: Path) -> Path:
-    """Return the default root: the current folder if it is a checkout, else the package's."""
+    """Return the root for commands without ``--root``.
+
+    It is the current folder if that has all of ``FOLDERS``, otherwise the package's own.
+    """
     for name in FOLDERS:
         if not (current / name).is_dir():
             return PACKAGED
@@ -55,7 +58,7 @@ def data_folder(root: Path, name: str) -> Path:
 
 
 def writable_root(root: Path, command: str) -> Path:
-    """Return a root that may be written to.
+    """Return the root unchanged, if a command may write to it.
 
     Args:
         root: The root.

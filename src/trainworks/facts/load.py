@@ -54,9 +54,9 @@ def load(root: Path) -> Facts:
     """
     images, templates, launcher, smdistributed = (data_folder(root, name) for name in FOLDERS)
     reader = Reader(images, templates)
-    tables = {field: _rows(reader, images, table) for field, table in TABLES.items()}
-    targets = _targets(reader, images)
-    recipes = _recipes(reader, templates)
+    tables = {field: _read_rows(reader, images, table) for field, table in TABLES.items()}
+    targets = _read_targets(reader, images)
+    recipes = _read_recipes(reader, templates)
     macros = {path.name: reader.text(path) for path in sorted(templates.glob("*.j2"))}
     copied_folders = {
         "files": templates / "files",
@@ -68,7 +68,7 @@ def load(root: Path) -> Facts:
         targets=targets,
         recipes=recipes,
         templates=macros,
-        files=_files(reader, copied_folders),
+        files=_read_files(reader, copied_folders),
         locks=lockfile.read_locks(reader, images),
         locked_artifacts=lockfile.read_shared(reader, images, lockfile.ARTIFACTS, LockedArtifact),
         locked_base_images=lockfile.read_shared(
@@ -86,15 +86,22 @@ def load(root: Path) -> Facts:
     return facts
 
 
-def _rows(reader: Reader, images: Path, table: Table) -> tuple[Any, ...]:
+def _read_rows(reader: Reader, images: Path, table: Table) -> tuple[Any, ...]:
+    """Read the rows of one table of ``images``; the reader gets the problems.
+
+    Rows that are malformed are left out.
+    """
     path = images / f"{table.name}.toml"
     if table.optional and not path.exists():
         return ()
     return tuple(reader.rows(table.row_type, table.key, reader.toml(path), reader.name(path)))
 
 
-def _targets(reader: Reader, images: Path) -> tuple[TargetRow, ...]:
-    """Read the targets of each framework: the files of ``images`` that are not in ``TABLES``."""
+def _read_targets(reader: Reader, images: Path) -> tuple[TargetRow, ...]:
+    """Read the targets of each framework: the files of ``images`` that are not in ``TABLES``.
+
+    The reader gets the problems. Rows that are malformed are left out.
+    """
     tables = {table.name for table in TABLES.values()}
     targets: list[TargetRow] = []
     for path in sorted(images.glob("*.toml")):
@@ -106,6 +113,7 @@ def _targets(reader: Reader, images: Path) -> tuple[TargetRow, ...]:
         summary = content.pop("summary", "")
         if not isinstance(summary, str):
             reader.problems.append(f"{where}: key 'summary' must be a string, got {short(summary)}")
+        # An unreadable file has no keys; it is a problem already.
         if framework != path.stem and where not in reader.unreadable:
             reader.problems.append(
                 f"{where}: key 'framework' must be {path.stem!r}, got {framework!r}"
@@ -114,7 +122,11 @@ def _targets(reader: Reader, images: Path) -> tuple[TargetRow, ...]:
     return tuple(targets)
 
 
-def _recipes(reader: Reader, templates: Path) -> dict[str, Recipe]:
+def _read_recipes(reader: Reader, templates: Path) -> dict[str, Recipe]:
+    """Read the recipes of ``templates/components`` by their names; the reader gets the problems.
+
+    A malformed recipe is in the result, too, so that no row seems to lack its recipe.
+    """
     recipes: dict[str, Recipe] = {}
     for path in sorted((templates / "components").glob("*.j2")):
         where = f"templates/components/{path.name}"
@@ -148,8 +160,8 @@ def _recipes(reader: Reader, templates: Path) -> dict[str, Recipe]:
     return recipes
 
 
-def _files(reader: Reader, folders: Mapping[str, Path]) -> tuple[SourceFile, ...]:
-    """Read the files that recipes copy.
+def _read_files(reader: Reader, folders: Mapping[str, Path]) -> tuple[SourceFile, ...]:
+    """Read the files that recipes copy, with their bytes and permission bits.
 
     A link would carry a file of this machine from outside of the folder into an image, so links
     are refused.

@@ -58,12 +58,12 @@ SUMMARIES: Mapping[type[Any], str] = {
 
 
 def lock_path(root: Path, target: str) -> Path:
-    """Return the file of a target's lock below a checkout."""
+    """Return the path of a target's lock below a checkout; the file may not exist."""
     return root / "images" / LOCK / f"{target}.toml"
 
 
 def read_locks(reader: Reader, images: Path) -> dict[str, Lock]:
-    """Return the locks of all targets, by the target's name; the reader has their problems."""
+    """Read the locks of all targets, by the target's name; the reader gets their problems."""
     locks: dict[str, Lock] = {}
     for path in sorted((images / LOCK).glob("*.toml")):
         if path.name in {ARTIFACTS, BASE_IMAGES, ARCHIVES}:
@@ -77,14 +77,23 @@ def read_locks(reader: Reader, images: Path) -> dict[str, Lock]:
 
 
 def read_shared(reader: Reader, images: Path, name: str, row_type: type[Row]) -> tuple[Row, ...]:
-    """Return the rows of a lock that all targets share; none if the lock does not exist yet."""
+    """Read the rows of a lock that all targets share; none if the lock does not exist yet.
+
+    Args:
+        reader: Gets the problems.
+        images: The folder ``images``.
+        name: The name of the file: ``ARTIFACTS``.
+        row_type: The type of its rows.
+    """
     path = images / LOCK / name
+    # A link that leads nowhere exists: it is a problem, and no missing lock.
     if not os.path.lexists(path):
         return ()
     return tuple(_read(reader, path, row_type))
 
 
 def _read(reader: Reader, path: Path, row_type: type[Row]) -> list[Row]:
+    """Read the rows of one file of locks; the reader gets the problems."""
     return reader.rows(row_type, KEYS[row_type], reader.toml(path), reader.name(path))
 
 
@@ -115,16 +124,21 @@ def _file_problems(packages: Iterable[LockedPackage]) -> Iterator[str]:
 
 
 def as_toml(row_type: type[Row], rows: Iterable[Row]) -> str:
-    """Return the text of a lock: its rows in this order, without the keys that have defaults."""
-    return HEADER.format(summary=SUMMARIES[row_type]) + rows_as_toml(KEYS[row_type], rows)
+    """Return the text of a lock's file: a header, and the rows in their order.
+
+    Keys that have their default are left out.
+    """
+    header = HEADER.format(summary=SUMMARIES[row_type])
+    return header + rows_as_toml(KEYS[row_type], rows)
 
 
 def rows_as_toml(key: str, rows: Iterable[object]) -> str:
-    """Return rows as tables ``[[KEY]]``, without the keys that have their default."""
-    return "".join(f"\n[[{key}]]\n{_lines(row)}" for row in rows)
+    """Return rows as tables ``[[KEY]]`` of TOML, without the keys that have their default."""
+    return "".join(f"\n[[{key}]]\n{_row_as_toml(row)}" for row in rows)
 
 
-def _lines(row: object) -> str:
+def _row_as_toml(row: object) -> str:
+    """Return the keys of one row, a dataclass, as lines of TOML."""
     lines = []
     for field in dataclasses.fields(row):  # type: ignore[arg-type]
         value = getattr(row, field.name)

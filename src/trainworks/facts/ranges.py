@@ -72,9 +72,16 @@ COMPARATORS: Mapping[str, Callable[[int], bool]] = {
 """Comparators, longer ones first, and their results for an order (-1, 0, 1) of two versions."""
 
 VERSION = re.compile(r"\D*(?P<release>\d+(?:\.\d+)*)(?:\D+(?P<vendor>\d+(?:\.\d+)*))?")
+"""A version: the release's numbers, and the vendor's own behind them."""
+
 BOUND = re.compile(r"v?[0-9]+(\.[0-9]+)*([+-]?[a-z]*[0-9]+(\.[0-9]+)*)?\Z")
+"""A version behind a comparator."""
+
 WORD = re.compile(r"!?-{0,2}[A-Za-z0-9][A-Za-z0-9._+/:=-]*\Z")
+"""A condition without a comparator: a version, a name or an option."""
+
 REFERENCE = re.compile(r"\{([a-z0-9.-]+)\}")
+"""The name of another property, in the place of its value."""
 
 GRAMMAR = (
     f"write one of: {' '.join(COMPARATORS)} and a version; a version or name; !name; {{property}};"
@@ -106,12 +113,14 @@ def satisfies(value: Value | None, allowed: str, properties: Properties) -> bool
 
 
 def _holds(value: Value | None, condition: str, properties: Properties) -> bool:
+    """Return whether a value meets one condition; arguments as of ``satisfies``."""
     if condition == PRESENT:
         return value is not None
     if condition == ABSENT:
         return value is None
     for name in REFERENCE.findall(condition):
         referred = properties.get(name)
+        # Absent, or a set, which has no text.
         if not isinstance(referred, str):
             return False
         condition = condition.replace(f"{{{name}}}", referred)
@@ -147,12 +156,17 @@ def compare(version: str, bound: str) -> int:
     _, vendor_numbers = bound_key
     if not vendor_numbers:
         version_key = (version_key[0], ())
-    return (version_key > bound_key) - (version_key < bound_key)
+    if version_key == bound_key:
+        return 0
+    return 1 if version_key > bound_key else -1
 
 
 @cache
 def version_key_of(version: str) -> VersionKey:
-    """Return a version's sort key: ``1.22amzn4.0`` gives ((1, 22), (4,)), because 4.0 is 4."""
+    """Return a version's sort key: ``1.22amzn4.0`` gives ((1, 22), (4,)), because 4.0 is 4.
+
+    A text without a number is below every version: ((), ()).
+    """
     match = VERSION.match(version)
     if match is None:
         return ((), ())
@@ -160,6 +174,7 @@ def version_key_of(version: str) -> VersionKey:
 
 
 def _numbers(dotted: str | None) -> tuple[int, ...]:
+    """Return the numbers between dots, without zeros at the end; empty for no text."""
     if not dotted:
         return ()
     numbers = [int(number) for number in dotted.split(".")]
@@ -169,12 +184,12 @@ def _numbers(dotted: str | None) -> tuple[int, ...]:
 
 
 def references(allowed: str) -> tuple[str, ...]:
-    """Return the names of the properties that a range refers to."""
+    """Return the names of the properties that a range refers to: ``cell`` for ``{cell}``."""
     return tuple(REFERENCE.findall(allowed))
 
 
 def problem_of(allowed: str) -> str:
-    """Return the first problem in the text of a range, ``""`` for a valid range."""
+    """Return the first problem in the text of a range, for people; ``""`` for a valid range."""
     for alternative in allowed.split("|"):
         for condition in alternative.split(","):
             problem = _condition_problem(condition.strip())
@@ -184,6 +199,7 @@ def problem_of(allowed: str) -> str:
 
 
 def _condition_problem(condition: str) -> str:
+    """Return the problem of one condition of a range; ``""`` for a valid one."""
     if not condition:
         return "a condition is empty; write what must hold on both sides of ',' and '|'"
     # A reference stands for a value that is known when the range is read.

@@ -37,7 +37,7 @@ class Reader:
         self.malformed: set[tuple[str, str]] = set()
 
     def text(self, path: Path) -> str:
-        """Return the text of a file, ``""`` where it cannot be read."""
+        """Return the text of a file; ``""`` and a problem if it cannot be read."""
         try:
             return read_text(path)
         except UnreadableError as error:
@@ -46,16 +46,26 @@ class Reader:
             return ""
 
     def name(self, path: Path) -> str:
-        """Return a file's path for people: below its folder, with that folder's name."""
+        """Return a file's path for people, which begins with one of ``folders``' own names.
+
+        For example ``images/cuda.toml``.
+        """
         folder = next(folder for folder in self.folders if path.is_relative_to(folder))
         return path.relative_to(folder.parent).as_posix()
 
     def toml(self, path: Path) -> dict[str, Any]:
-        """Return the content of a TOML file, nothing where it cannot be read."""
+        """Return the content of a TOML file; ``{}`` and a problem if it cannot be read."""
         return self.parse(self.text(path), self.name(path))
 
     def parse(self, text: str, where: str) -> dict[str, Any]:
-        """Return the content of a TOML text; ``where`` is its place, for people."""
+        """Return the content of a TOML text; ``{}`` and a problem if it is not TOML.
+
+        Control characters in its texts are problems, too.
+
+        Args:
+            text: The text.
+            where: Its place, for people: ``images/cuda.toml``.
+        """
         try:
             table = parse_toml(text)
         except UnreadableError as error:
@@ -76,9 +86,10 @@ class Reader:
     def rows(
         self, row_type: type[Row], key: str, table: dict[str, Any], where: str, **more: object
     ) -> list[Row]:
-        """Return the rows of the array ``key`` of a file.
+        """Return the well-formed rows of the array ``key`` of a file.
 
-        The file's own ``source`` is the source of rows without one.
+        The file's own ``source`` is the source of rows without one. Everything else in the file,
+        and every malformed row, is a problem; malformed rows are noted in ``malformed``.
 
         Args:
             row_type: The type of the rows.

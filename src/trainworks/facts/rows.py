@@ -137,12 +137,17 @@ class Artifact:
 
     @property
     def file(self) -> str:
-        """The name of its file: in a mirror, in a build context, in a build stage."""
+        """The name of its file: in a mirror, in a build context, in a build stage.
+
+        For example ``NAME-COMMIT.bundle`` for a repository, else the last part of the URL.
+        """
         if self.git:
             return f"{self.name}-{self.commit}.bundle"
         name = unquote(self.url.rsplit("/", 1)[-1])
         # Git servers name their archives by the tag alone: two repositories may have the same.
-        return f"{self.name}-{name}" if re.match(r"v?\d", name) else name
+        if re.match(r"v?\d", name):
+            return f"{self.name}-{name}"
+        return name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,14 +288,19 @@ class Component:
         return self.recipe or self.name
 
     def fits(self, framework: str, sources: Source, cuda: Cuda, base: str) -> bool:
-        """Whether a target with these values can have the component."""
-        return (
-            sources in self.sources
-            and (not self.frameworks or framework in self.frameworks)
-            and (not self.bases or base in self.bases)
-            and (not self.needs_cuda or bool(cuda.version))
-            and (not self.needs_neuron or cuda.neuron)
-        )
+        """Return whether a target with these values can have the component.
+
+        An empty ``frameworks`` or ``bases`` of the component is for all of them.
+        """
+        if sources not in self.sources:
+            return False
+        if self.frameworks and framework not in self.frameworks:
+            return False
+        if self.bases and base not in self.bases:
+            return False
+        if self.needs_cuda and not cuda.version:
+            return False
+        return cuda.neuron or not self.needs_neuron
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -595,14 +605,12 @@ class Recipe(FrontMatter):
 
 
 def checks_of(front: FrontMatter) -> tuple[CheckRow, ...]:
-    """Return the checks of a front matter."""
+    """Return the checks of a front matter; their values are not looked at yet."""
     rows = []
     for raw in front.check:
-        values = {key: raw[key] for key in raw if key not in ("kind", "beside")}
-        row = CheckRow(
-            kind=str(raw.get("kind", "")), values=values, beside=str(raw.get("beside", ""))
-        )
-        rows.append(row)
+        kind, beside = str(raw.get("kind", "")), str(raw.get("beside", ""))
+        values = {key: value for key, value in raw.items() if key not in ("kind", "beside")}
+        rows.append(CheckRow(kind=kind, values=values, beside=beside))
     return tuple(rows)
 
 
@@ -762,12 +770,12 @@ class Facts:
         return digests
 
     def archives_of(self, base: Base) -> tuple[LockedArchive, ...]:
-        """Return the locked states of the suites of a base's packages."""
+        """Return the locked states of a base's suites; suites without a lock are left out."""
         locked = {row.suite: row for row in self.locked_archives}
         return tuple(locked[suite] for suite in base.archives if suite in locked)
 
     def digest_of(self, base: Base) -> str:
-        """Return the digest of a base's own image, or ``""``."""
+        """Return the digest of a base's own image, ``sha256:...``; ``""`` if it is not known."""
         return self.digest_by_image.get(base.image, base.digest)
 
     @cached_property
@@ -799,9 +807,11 @@ class Facts:
 
         ``FRAMEWORK-VERSION-CUDA-pyXY-BASE``, and ``-vendor`` for a target from vendors' sources.
         """
-        vendor = "-vendor" if self.sources_of(row) == "vendor" else ""
         python = self.python_of(row).replace(".", "")
-        return f"{row.framework}-{row.version}-{row.cuda}-py{python}-{row.base}{vendor}"
+        name = f"{row.framework}-{row.version}-{row.cuda}-py{python}-{row.base}"
+        if self.sources_of(row) == "vendor":
+            name += "-vendor"
+        return name
 
 
 TABLES: Mapping[str, Table] = {

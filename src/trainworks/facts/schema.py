@@ -45,7 +45,15 @@ class Shape(Generic[Row]):
         self._checks = {name: _check_of(annotation) for name, annotation in self.types.items()}
 
     def read(self, raw: Mapping[str, Any]) -> tuple[Row | None, list[str]]:
-        """Return the row of a table, None if the table is malformed, and all its problems."""
+        """Return the row of a table, and its problems.
+
+        Args:
+            raw: The table, as the TOML parser gives it.
+
+        Returns:
+            The row and no problems; for a malformed table ``None``, and a sentence for each
+            problem: ``key 'name' is missing``.
+        """
         problems: list[str] = []
         values: dict[str, Any] = {}
         checks = self._checks
@@ -63,14 +71,15 @@ class Shape(Generic[Row]):
 
 
 def _has_default(field: dataclasses.Field[Any]) -> bool:
+    """Return whether a field of a dataclass may be left out."""
     has_value = field.default is not dataclasses.MISSING
     return has_value or field.default_factory is not dataclasses.MISSING
 
 
 def shape_of(row_type: type[Row]) -> Shape[Row]:
-    """Return the shape of a dataclass.
+    """Return the shape of a dataclass, the same one in each call.
 
-    Looking at its annotations takes longer than reading a row.
+    It is kept, because looking at annotations takes longer than reading a row.
     """
     if row_type not in _SHAPES:
         _SHAPES[row_type] = Shape(row_type)
@@ -78,21 +87,27 @@ def shape_of(row_type: type[Row]) -> Shape[Row]:
 
 
 def short(value: object) -> str:
-    """Return a value as Python writes it, without the end of a long one."""
+    """Return a value for a message: as Python writes it, cut to ``LONGEST_VALUE`` characters."""
     try:
         text = repr(value)
     except ValueError:
         return "a number of thousands of digits"
     except RecursionError:
         return "a value that is nested too deeply"
-    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
+    if len(text) <= LONGEST_VALUE:
+        return text
+    return f"{text[:LONGEST_VALUE]}..."
 
 
 _Check = Callable[[Any, str, list[str]], Any]
-"""Takes a value, its place and the list of problems; returns the value for the row."""
+"""Takes a value, its place and the list of problems; returns the value for the row.
+
+A malformed value becomes a problem in the list; the returned value does not count then.
+"""
 
 
 def _check_of(annotation: Any) -> _Check:
+    """Return the check of a field's values, which its annotation decides."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _plain_check(*arguments)
@@ -110,10 +125,18 @@ def _check_of(annotation: Any) -> _Check:
 
 
 def _any_value(value: Any, _place: str, _problems: list[str]) -> Any:
+    """Accept every value: a check for the annotation ``object``."""
     return value
 
 
 def _plain_check(kind: Any, rule: Form | range | None = None) -> _Check:
+    """Return the check of a single value.
+
+    Args:
+        kind: Its type, a key of ``PLAIN``.
+        rule: The form of a text, or the range of a number.
+    """
+
     def check(value: Any, place: str, problems: list[str]) -> Any:
         # Python's True is a number too; TOML's is not.
         if type(value) is not kind:
@@ -135,6 +158,8 @@ def _plain_check(kind: Any, rule: Form | range | None = None) -> _Check:
 
 
 def _choice_check(choices: tuple[str, ...]) -> _Check:
+    """Return the check of a value that must be one of several texts."""
+
     def check(value: Any, place: str, problems: list[str]) -> Any:
         if value not in choices:
             words = " or ".join(repr(choice) for choice in choices)
@@ -145,6 +170,8 @@ def _choice_check(choices: tuple[str, ...]) -> _Check:
 
 
 def _array_check(item: _Check) -> _Check:
+    """Return the check of an array, whose elements are checked by ``item``."""
+
     def check(value: Any, place: str, problems: list[str]) -> Any:
         if not isinstance(value, list):
             problems.append(f"key '{place}': must be an array, got {short(value)}")
@@ -165,7 +192,9 @@ def _array_check(item: _Check) -> _Check:
 def _table_check(item: _Check, *, empty: bool) -> _Check:
     """Return the check of a table.
 
-    ``empty``: whether its texts may be empty, as those without a form may.
+    Args:
+        item: The check of each of its values.
+        empty: Whether its texts may be empty, as those without a form may.
     """
 
     def check(value: Any, place: str, problems: list[str]) -> Any:

@@ -39,10 +39,11 @@ class UnreadableError(ValueError):
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a regular file in UTF-8.
+    """Read a regular file in UTF-8, and return its text.
 
     Raises:
-        UnreadableError: It is something else, it cannot be read, or it is empty.
+        UnreadableError: The path is something else than a regular file, the file cannot be read,
+            or it is empty.
     """
     if path.is_symlink():
         # A link leads to another file on each machine, and that file is in no commit.
@@ -80,10 +81,10 @@ def read_text(path: Path) -> str:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Return the tables of a TOML text.
+    """Parse a TOML text, and return its keys and tables.
 
     Raises:
-        UnreadableError: It is not TOML.
+        UnreadableError: The text is not TOML, or has a value that Python cannot read.
     """
     try:
         return tomli.loads(text)
