@@ -52,20 +52,31 @@ _SIGNED: Final = (
 _CREDENTIALS: Final = re.compile(r"//[^/\s@]+@")
 
 _LAST_CHARACTERS: Final = 2000
+"""Characters of apt's output in an error."""
 
 
 def upgrade_outside(
     image: ForeignDebian, settings: HostSettings, facts: Facts, engine: Engine
 ) -> str:
-    """Return what ``apt-get dist-upgrade --simulate`` prints for an image:
-    today's archives are read.
+    """Simulate an upgrade of an image with today's archives, in a step on our own base image.
+
+    Args:
+        image: apt's inputs from the image.
+        settings: This machine's archives, proxies and CAs.
+        facts: The rows of base images.
+        engine: The engine that runs the step.
+
+    Returns:
+        The output of ``apt-get dist-upgrade --simulate``: lines ``Inst NAME ...``.
 
     Raises:
         HostError: apt failed, in its own words, or there is no base image to run it in.
         BuildError, EngineError, EngineUnavailableError: The engine failed.
     """
-    own = (replace(each, trusted=False) for each in settings.apt.sources)
-    settings = replace(settings, apt=replace(settings.apt, sources=tuple(own)))
+    # Also the archives that this machine trusts without a signature must have one here: the
+    # answer is about security.
+    own_sources = [replace(source, trusted=False) for source in settings.apt.sources]
+    settings = replace(settings, apt=replace(settings.apt, sources=tuple(own_sources)))
     asking = f"update '{_SIGNED}' && apt-get dist-upgrade --simulate --quiet=2 >upgrade"
     failed = "the package archive of the image was not compared"
     answer = _run(asking, failed, _Machine(settings=settings, facts=facts, engine=engine), image)
@@ -79,7 +90,17 @@ def download_outside(
     facts: Facts,
     engine: Engine,
 ) -> dict[str, bytes]:
-    """Return the files of packages, and of those that an image lacks of what they need, by name.
+    """Download packages for an image, and those that they need and the image lacks.
+
+    Args:
+        packages: The names of the packages.
+        image: apt's inputs from the image.
+        settings: This machine's archives, proxies and CAs.
+        facts: The rows of base images.
+        engine: The engine that runs the step.
+
+    Returns:
+        The files ``NAME.deb``: path to content.
 
     Raises:
         HostError, BuildError, EngineError, EngineUnavailableError: As ``upgrade_outside`` does.
@@ -101,7 +122,7 @@ def download_outside(
 
 @dataclass(frozen=True, kw_only=True)
 class _Machine:
-    """What this machine gives to a step: its settings, our base images, and the engine."""
+    """The parts of this machine that a step needs: its settings, our base images, the engine."""
 
     settings: HostSettings
     facts: Facts
@@ -113,9 +134,18 @@ def _run(
 ) -> dict[str, bytes]:
     """Run a line of shell on our own base image; return the files that it left in ``/answer``.
 
+    The image of the step is removed from the engine.
+
     Args:
-        failed: What an error says first.
-        cached: Whether an answer that the engine has may be taken.
+        asking: The line of shell.
+        failed: The beginning of the message of an error.
+        machine: The settings and the engine.
+        image: apt's inputs from the image, which the step mounts.
+        cached: Whether an answer that the engine has in its cache may be taken.
+
+    Raises:
+        HostError: apt failed, in its own words, or there is no base image to run it in.
+        BuildError, EngineError, EngineUnavailableError: The engine failed.
     """
     settings, engine = machine.settings, machine.engine
     base = _our_base(image.suite, machine)
@@ -187,22 +217,25 @@ def _our_base(suite: str, machine: _Machine) -> str:
 
     One that the engine has comes first, then one of the image's own Debian, then the newest.
     """
-    runs, engine = os.uname().machine, machine.engine
-    found: dict[str, OwnBase] = {}
-    for known in (machine.facts, remove_pulled_bases(machine.facts)):
-        for row in known.targets:
+    processor, engine = os.uname().machine, machine.engine
+    base_by_name: dict[str, OwnBase] = {}
+    # Bases that are pulled come first; the same ones are made where no registry answers.
+    for facts in (machine.facts, remove_pulled_bases(machine.facts)):
+        for row in facts.targets:
             try:
-                base = own_base(plan_row(row, known))
+                base = own_base(plan_row(row, facts))
             except (LockError, CompatibilityError):
+                # A target that cannot be planned has no base either.
                 continue
-            if base is not None and MACHINES[base.row.architecture] == runs:
-                found.setdefault(base.name, base)
-    wanted = sorted(found.values(), key=lambda base: base.row.suite != suite)
-    for base in wanted:
+            if base is not None and MACHINES[base.row.architecture] == processor:
+                base_by_name.setdefault(base.name, base)
+    # Those of the image's own suite first (False comes before True).
+    bases = sorted(base_by_name.values(), key=lambda base: base.row.suite != suite)
+    for base in bases:
         if engine.inspect(base.name) is not None:
             return base.name
     progress = BuildProgress()
-    for base in wanted:
+    for base in bases:
         if base.origin == "pulled":
             if pull_base(base, engine, progress):
                 return base.name
@@ -210,6 +243,6 @@ def _our_base(suite: str, machine: _Machine) -> str:
         ensure_base(base, engine, machine.settings, progress)
         return base.name
     raise HostError(
-        f"no base image of this project runs on {runs}",
+        f"no base image of this project runs on {processor}",
         hint="run this on a machine of another kind",
     )

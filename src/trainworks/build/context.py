@@ -56,7 +56,9 @@ def write_context(rendering: Rendering, folder: Path) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(file.content)
             target.chmod(file.mode)
-            os.utime(target, ns=(content_time(file.content),) * 2)
+            # The times of the last access and the last change.
+            file_time = content_time(file.content)
+            os.utime(target, ns=(file_time, file_time))
         for path in (*folder.rglob("*"), folder):
             if path.is_dir():
                 # Folders are copied into the image as they are: this machine's umask must not
@@ -65,13 +67,24 @@ def write_context(rendering: Rendering, folder: Path) -> None:
                 os.utime(path, (EPOCH, EPOCH))
     except OSError as error:
         # Remove all written files: half a context looks like a whole one.
-        written = [folder] if is_new else [folder / name for name in _top_names(rendering)]
+        written = [folder]
+        if not is_new:
+            # The folder itself was there before.
+            written = [folder / name for name in _top_names(rendering)]
         for path in written:
             with contextlib.suppress(OSError):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                _remove(path)
         raise OutputError(
             f"{error.filename or folder}: {error.strerror or error}", hint="choose another --output"
         ) from error
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, a link, or a folder with everything in it."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _top_names(rendering: Rendering) -> set[str]:
@@ -117,14 +130,13 @@ def replace_output(rendering: Rendering, folder: Path) -> None:
             )
         for name in names:
             # The folder itself stays: it may be a link, or a mount.
-            path = folder / name
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            _remove(folder / name)
     except OSError as error:
         raise OutputError(f"{folder}: {error.strerror or error}") from error
 
 
 def _has_own_dockerfile(folder: Path) -> bool:
-    """Whether a folder has a Dockerfile of ours."""
+    """Return whether a folder has a Dockerfile that trainworks wrote."""
     dockerfile = folder / "Dockerfile"
     if not dockerfile.is_file():
         return False
@@ -132,21 +144,25 @@ def _has_own_dockerfile(folder: Path) -> bool:
 
 
 def write_output(rendering: Rendering, folder: Path | None) -> tuple[str, dict[str, object]]:
-    """Write a rendering to ``--output``.
+    """Write a rendering to ``--output``, if there is one.
 
-    Return the result for people (without a folder the Dockerfile) and programs.
+    Args:
+        rendering: The Dockerfile and its files.
+        folder: The folder, whose earlier context is replaced; ``None``: nothing is written.
+
+    Returns:
+        The result for people, the folder or else the Dockerfile; and the result for programs.
 
     Raises:
         OutputError: The folder has files that are not ours, or cannot be written.
     """
+    text = rendering.dockerfile
     if folder is not None:
         replace_output(rendering, folder)
         write_context(rendering, folder)
-    text = rendering.dockerfile if folder is None else f"{folder}\n"
-    return text, {
-        "dockerfile": rendering.dockerfile,
-        "files": [file.path for file in rendering.files],
-    }
+        text = f"{folder}\n"
+    paths = [file.path for file in rendering.files]
+    return text, {"dockerfile": rendering.dockerfile, "files": paths}
 
 
 @contextlib.contextmanager
@@ -170,6 +186,7 @@ def context_folder(name: str, environment: Mapping[str, str]) -> Iterator[Path]:
             lock = stack.enter_context((cache / f"{name}.lock").open("wb"))
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             folder = cache / name
+            # A build that was killed left its context behind.
             if folder.exists():
                 shutil.rmtree(folder)
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -177,17 +194,19 @@ def context_folder(name: str, environment: Mapping[str, str]) -> Iterator[Path]:
             # Another build has it, it cannot be written, or there is no home
             # folder: only speed is lost.
             folder = None
-        yield folder if folder is not None else stack.enter_context(private_folder())
+        if folder is None:
+            folder = stack.enter_context(private_folder())
+        yield folder
 
 
 @contextlib.contextmanager
 def one_at_a_time(name: str, environment: Mapping[str, str]) -> Iterator[None]:
-    """Let threads and processes that want the same thing take turns.
+    """Wait until no other thread or process is in the ``with`` block of the same name.
 
-    Without a file to lock, they do not wait.
+    A file in the user's cache folder is locked. Without such a file nothing waits.
 
     Args:
-        name: Of the thing; any text.
+        name: A name for the shared object, such as a path; any text.
         environment: The process's environment, which says where caches lie.
     """
     with contextlib.ExitStack() as stack:
@@ -202,6 +221,11 @@ def one_at_a_time(name: str, environment: Mapping[str, str]) -> Iterator[None]:
 def add_local_wheels(plan: ImagePlan, settings: PipSettings, folder: Path) -> tuple[str, ...]:
     """Put this machine's own copies of locked files into the context, each
     where its step mounts it.
+
+    Args:
+        plan: The plan of the image.
+        settings: pip's settings, whose local folders and indexes are searched.
+        folder: The context.
 
     Returns:
         The names of the files, in the order of the plan.
@@ -249,7 +273,14 @@ def add_local_artifacts(plan: ImagePlan, sources: Sequence[Path], folder: Path) 
 def link_or_copy(source: Path, target: Path) -> None:
     """Put a file into the context: a hard link costs nothing.
 
-    Across file systems only a copy is possible.
+    Across file systems only a copy is possible. A file that is there stays.
+
+    Args:
+        source: The file, or a link to it.
+        target: The file to make, in a folder that exists.
+
+    Raises:
+        OutputError: The file can neither be linked nor copied.
     """
     try:
         try:

@@ -53,6 +53,9 @@ from trainworks.terminal.progress import DISPLAY
 MOST_NAMES = 3
 """The most files of this machine's folders that a line names: there may be dozens of wheels."""
 
+HASH_IN_LABEL = 12
+"""Characters of a state's hash in an image's label."""
+
 ARCHIVE_HINT = (
     "`build.py lock --upgrade system` locks that of today,"
     " and TRAINWORKS_SNAPSHOT names one of other days"
@@ -144,7 +147,7 @@ class ImageResult:
         )
 
     def as_values(self) -> dict[str, object]:
-        """Return the result as values for JSON."""
+        """Return the result as an object for JSON; without checks if the image was not tested."""
         values: dict[str, object] = {
             "identifier": self.image.identifier,
             "size": self.image.size,
@@ -182,7 +185,8 @@ def build_image(
 
     An image of this name that the engine has built from the same inputs is the result. Checks that
     this image has passed do not run again (``build.passed_checks``), unless
-    ``options.test_again``.
+    ``options.test_again``. A line with the image's size and time is printed; failed checks are in
+    the result, and raise nothing.
 
     Args:
         spec: The image.
@@ -220,8 +224,9 @@ def build_image(
     if options.until == "test":
         if not options.test_again:
             checked = _passed_before(spec, image, engine)
-        report = CheckReport(junit=options.junit, every_line=options.verbose)
-        checked = checked or test_image(spec, image, engine, report=report, whole=True)
+        if checked is None:
+            report = CheckReport(junit=options.junit, every_line=options.verbose)
+            checked = test_image(spec, image, engine, report=report, whole=True)
     return ImageResult(
         image=image,
         engine=engine,
@@ -234,20 +239,32 @@ def build_image(
 
 
 def unchanged_image(spec: ImageSpec, engine: Engine, options: BuildOptions) -> BuiltImage | None:
-    """Return the engine's image of this name, if it was built from the same inputs, or ``None``."""
+    """Return the engine's image of this name, if it was built from the same inputs.
+
+    ``None`` without one, and for options that want a build in any case: ``no_cache``, ``pull`` and
+    ``output``, whose folder only a build fills.
+    """
     if options.no_cache or options.pull or options.output is not None:
         return None
     image = engine.inspect(spec.tags[0])
     if image is None or image.labels.get(INPUTS_LABEL) != spec.rendering.digest:
         return None
-    # An image that was made from it may have its name, and has its labels.
+    # An image that was made from this one inherits its labels, and may have got its name: it has
+    # more layers than the label says.
     if image.labels.get(LAYERS_LABEL) != layers_of(image):
         return None
     return image
 
 
 def on_archive(spec: ImageSpec, base: OwnBase, *, locked: bool) -> ImageSpec:
-    """Return an image that reads the package archive in its locked state, else today's archive.
+    """Return an image whose steps read the package archive in its locked state, else today's.
+
+    A line is printed if no archive has the locked state.
+
+    Args:
+        spec: The image.
+        base: Its base, with the locked states.
+        locked: Whether another state than the locked one is an error.
 
     Raises:
         LockError: No archive has the locked state, and ``locked``.
@@ -260,7 +277,13 @@ def on_archive(spec: ImageSpec, base: OwnBase, *, locked: bool) -> ImageSpec:
 def locate_archive(
     base: Base, states: tuple[LockedArchive, ...], settings: HostSettings, *, locked: bool = False
 ) -> ArchiveChoice:
-    """Return the package archive in its locked state, else today's archive, and report that.
+    """Find the package archive in its locked state, else today's archive, and print which one.
+
+    Args:
+        base: The base with its suites.
+        states: The locked states; none: today's archive is read, and nothing is printed.
+        settings: This machine's archives.
+        locked: Whether another state than the locked one is an error.
 
     Raises:
         LockError: No archive has the locked state, and ``locked``.
@@ -276,11 +299,15 @@ def locate_archive(
 
 
 def _check_archive_states(spec: ImageSpec, image: BuiltImage, *, locked: bool) -> None:
-    """Refuse an image with system packages of another day than the locked one, if ``locked``."""
+    """Check that an image's system packages are of the locked day, if ``locked``.
+
+    Raises:
+        LockError: A layer of the image is of another day.
+    """
     if not locked or spec.base is None:
         return
     label = image.labels.get(ARCHIVES_LABEL, "")
-    expected = _label_of(map(format_state, spec.base.states))
+    expected = _make_archives_label(map(format_state, spec.base.states))
     if label != expected:
         raise LockError(
             f"{image.reference} has system packages of another day than the lock:"
@@ -289,19 +316,33 @@ def _check_archive_states(spec: ImageSpec, image: BuiltImage, *, locked: bool) -
         )
 
 
-def _label_of(lines: Iterable[str]) -> str:
-    """Return the text of the label: suite and date of each state, and the beginning of its hash."""
+def _make_archives_label(lines: Iterable[str]) -> str:
+    """Return the text of the label for states of the package archive.
+
+    For example ``bookworm 2026-11-21T10:00:00Z 0123456789ab``: suite, date, and the beginning of
+    the hash; several states have commas between them.
+
+    Args:
+        lines: Lines ``SUITE DATE CONTENTS``, as in ``host.archives.RECORD``.
+    """
     states = []
     for state_line in sorted(set(lines)):
         suite, date, contents = state_line.split()
-        states.append(f"{suite} {date} {contents[:12]}")
+        states.append(f"{suite} {date} {contents[:HASH_IN_LABEL]}")
     return ", ".join(states)
 
 
 def run_build(
     spec: ImageSpec, engine: Engine, options: BuildOptions, progress: BuildProgress
 ) -> BuiltImage:
-    """Write the context and let the engine build it; the base image has to be there."""
+    """Write the context, build it, and label the image with its layers and archive states.
+
+    The base image has to be in the engine's store.
+
+    Raises:
+        BuildError: A step failed.
+        EngineError: Another build moved the image's name meanwhile.
+    """
     # The labels also name the layers, and the states of the package archive in them. Both are known
     # only after the build: a step from the cache may be of another day than is expected. So a
     # second build on the image sets these two, and nothing else. In the first one they are empty,
@@ -318,8 +359,9 @@ def run_build(
         with engine.container(image.identifier) as container:
             record = container.run(("cat", RECORD))
         lines = record.output.splitlines() if record.status == 0 else []
-        late_labels[ARCHIVES_LABEL] = _label_of(lines)
+        late_labels[ARCHIVES_LABEL] = _make_archives_label(lines)
     labelled = _label(spec, labels | late_labels, engine, progress)
+    # ``FROM`` names the image by its tag, which another build may have moved.
     if labelled.layers != image.layers:
         raise EngineError(
             f"another build on this machine gave {spec.tags[0]} to its own image meanwhile",
@@ -335,7 +377,14 @@ def build_context(
     options: BuildOptions,
     progress: BuildProgress,
 ) -> BuiltImage:
-    """Write the context and let the engine build it, once, with these labels."""
+    """Write the context, and build it once with these labels.
+
+    The context is in a temporary folder, which is deleted, or in ``options.output``, which stays.
+
+    Raises:
+        BuildError: A step failed.
+        OutputError: The context cannot be written.
+    """
     information, rendering = engine.probe(), spec.rendering
     say(f"{spec.name}: building with {information.name} {information.version}")
     with ExitStack() as stack:
@@ -383,7 +432,13 @@ def _label(
 
 
 def fill_context(spec: ImageSpec, folder: Path) -> None:
-    """Write an image's context into an empty folder, with this machine's copies of downloads."""
+    """Write an image's context into an empty folder, with this machine's copies of downloads.
+
+    A line is printed about the copies, if there are any.
+
+    Raises:
+        OutputError: A file cannot be written.
+    """
     write_context(spec.rendering, folder)
     names = spec.add_files(folder)
     if names:
@@ -394,7 +449,8 @@ def fill_context(spec: ImageSpec, folder: Path) -> None:
 
 
 def _passed_before(spec: ImageSpec, image: BuiltImage, engine: Engine) -> PassedChecks | None:
-    before = passed_before(image, os.environ, decided_by=_decides(spec, image, engine))
+    """Return the checks that an image has passed on this machine, and print that; or ``None``."""
+    before = passed_before(image, os.environ, decided_by=_identify_checks(spec, image, engine))
     if before is not None:
         say(
             f"known by its identifier: {len(before.results)} checks passed on {before.when}; "
@@ -415,6 +471,9 @@ def test_image(
         report: The lines and the file for the results.
         whole: Whether these are all checks of the image: if they pass, later builds skip them
             for this image's identifier.
+
+    Returns:
+        The results of all checks, also of those that failed, and the time.
     """
     # Only here: pytest takes a while to load, and a build that stops earlier does not need it.
     from trainworks.imagetest.run import run_checks
@@ -443,11 +502,12 @@ def test_image(
     say(f"{len(results) - failed} checks passed, {failed} failed")
     passed = PassedChecks(results=results, when=now())
     if whole:
-        remember(image, passed, os.environ, decided_by=_decides(spec, image, engine))
+        remember(image, passed, os.environ, decided_by=_identify_checks(spec, image, engine))
     return passed
 
 
-def _decides(spec: ImageSpec, image: BuiltImage, engine: Engine) -> str:
+def _identify_checks(spec: ImageSpec, image: BuiltImage, engine: Engine) -> str:
+    """Return the digest of all that decides the results of an image's checks."""
     return identity_of_checks(
         image, engine, spec.checks, forbidden=spec.forbidden, base=spec.extends
     )

@@ -39,15 +39,24 @@ def compare_layers(image: BuiltImage, engine: Engine) -> tuple[CheckResult, ...]
     Raises:
         EngineError, EngineUnavailableError: The engine cannot read the image.
     """
-    stored, damage = _read(image, engine)
-    results = [_bytes(image, engine, stored, damage)]
+    stored, damage = _read_layers(image, engine)
+    results = [_check_bytes(image, engine, stored, damage)]
+    # Without the label the image is another maker's, or is not built to its end.
     if image.labels.get(LAYERS_LABEL):
-        results.append(_layers(image, stored))
+        results.append(_check_layers(image, stored))
     return tuple(results)
 
 
-def _read(image: BuiltImage, engine: Engine) -> tuple[dict[str, Mapping[str, Entry]], str]:
-    """Return the entries of each readable layer, by the digest of its bytes, and the read error."""
+def _read_layers(image: BuiltImage, engine: Engine) -> tuple[dict[str, Mapping[str, Entry]], str]:
+    """Read every layer of an image from the engine.
+
+    Returns:
+        The entries of each readable layer, by the digest of its bytes; and the error of a damaged
+        image in a sentence, ``""`` without one.
+
+    Raises:
+        EngineError: The engine failed after it had sent all layers.
+    """
     stored: dict[str, Mapping[str, Entry]] = {}
     damage = ""
     try:
@@ -66,10 +75,17 @@ def _read(image: BuiltImage, engine: Engine) -> tuple[dict[str, Mapping[str, Ent
     return stored, damage
 
 
-def _bytes(
+def _check_bytes(
     image: BuiltImage, engine: Engine, stored: Mapping[str, Mapping[str, Entry]], damage: str
 ) -> CheckResult:
-    """Compare each layer with its digest: a bad disk changes an image, but not its name."""
+    """Compare each layer with its digest: a bad disk changes an image, but not its name.
+
+    Args:
+        image: The image.
+        engine: The engine that has it.
+        stored: The entries of the readable layers, by the digest of their bytes.
+        damage: The error of reading; ``""`` without one.
+    """
     lines = [damage] if damage else []
     for number, name in enumerate(image.layers, start=1):
         if name not in stored and not damage:
@@ -96,7 +112,7 @@ def _bytes(
     )
 
 
-def _layers(image: BuiltImage, stored: Mapping[str, Mapping[str, Entry]]) -> CheckResult:
+def _check_layers(image: BuiltImage, stored: Mapping[str, Mapping[str, Entry]]) -> CheckResult:
     """Compare the layers with those in the label.
 
     The check passes only for the same layers in the same number. The lines name the changed files
@@ -109,6 +125,7 @@ def _layers(image: BuiltImage, stored: Mapping[str, Mapping[str, Entry]]) -> Che
         lines.append(f"the image has {len(actual)} layers, and was built with {len(built)}")
     has_other_layers = False
     for number, name in enumerate(built, start=1):
+        # A slice: the image may have fewer layers.
         if actual[number - 1 : number] != [name]:
             has_other_layers = True
             lines.append(f"layer {number} of {len(built)} is not the one that was built")
@@ -141,8 +158,16 @@ class _Change:
 def _on_top(
     image: BuiltImage, stored: Mapping[str, Mapping[str, Entry]], built: int
 ) -> Iterator[str]:
-    """Yield the changes of the layers on top of the built ones: at least a line for each layer."""
+    """Yield the changes of the layers on top of the built ones: at least a line for each layer.
+
+    Args:
+        image: The image.
+        stored: The entries of the readable layers, by their digests.
+        built: The number of layers of the build.
+    """
+    # The paths of all layers below, each as the highest of them has it.
     paths: dict[str, Entry] = {}
+    # The first layer on top has the number 1, and those of the build have 0 and less.
     for number, name in enumerate(image.layers, start=1 - built):
         entries = stored.get(name)
         if number > 0:
@@ -159,7 +184,9 @@ def _change_lines(changes: list[_Change], number: int) -> Iterator[str]:
     A new file also sets the time of its folder: such changes are left out, unless the layer has no
     others.
     """
-    changes = [change for change in changes if not change.only_time] or changes
+    lasting_changes = [change for change in changes if not change.only_time]
+    if lasting_changes:
+        changes = lasting_changes
     if not changes:
         yield (
             f"layer {number} on top changes no file:"
@@ -193,14 +220,20 @@ def _changes(entries: Mapping[str, Entry], below: Mapping[str, Entry]) -> Iterat
         differences = entry.differences(before)
         if differences:
             only_time = entry.type == "folder" and differences == ["time"]
-            how = _how(entry, before, differences)
+            how = _describe_differences(entry, before, differences)
             yield _Change(path=path, how=how, only_time=only_time)
         elif entry.type != "folder":
             yield _Change(path=path, how="is written again")
 
 
-def _how(entry: Entry, before: Entry, differences: list[str]) -> str:
-    """Return the words for the differences of a path."""
+def _describe_differences(entry: Entry, before: Entry, differences: list[str]) -> str:
+    """Return the differences of a path in words: ``has mode 0755, was 0644``.
+
+    Args:
+        entry: The path in the layer.
+        before: The path in the layers below.
+        differences: The names of the differences, as of ``Entry.differences``; at least one.
+    """
     if "type" in differences:
         # A link in place of a file: mode, size and hash cannot be compared.
         differences = [name for name in differences if name in ("type", "target")]

@@ -60,9 +60,12 @@ class PlannedTarget:
 def plan_targets(
     rows: Sequence[TargetRow], facts: Facts, like: Request | None = None
 ) -> list[PlannedTarget]:
-    """Plan each row; an error stays with its target.
+    """Plan each row; an error of planning is not raised, but stays with its target.
 
-    ``like`` has the optional components.
+    Args:
+        rows: The rows of the targets.
+        facts: All rows.
+        like: A request with the optional components and wheels for all of them.
     """
     targets = []
     for row in rows:
@@ -103,9 +106,13 @@ class TargetSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """The outcome of a run: every target in order, and the duration.
+    """The outcome of a run.
 
-    ``interrupted`` says that Ctrl-C or SIGTERM ended the run.
+    Attributes:
+        targets: Every target: those that were started, then the others.
+        seconds: The duration.
+        at_once: The number of parallel targets.
+        interrupted: Whether Ctrl-C or SIGTERM ended the run.
     """
 
     targets: tuple[TargetSummary, ...]
@@ -118,6 +125,9 @@ def build_many(
     targets: Sequence[PlannedTarget], session: BuildSession, order: BuildOrder, *, at_once: int
 ) -> RunSummary:
     """Build targets in parallel.
+
+    An error of one target is part of the result. After Ctrl-C no target is started, those that run
+    are ended, and the result says so.
 
     Args:
         targets: The targets.
@@ -135,7 +145,7 @@ def build_many(
         # Once for all: no target gets another engine because this one does not answer for a moment.
         order = replace(order, engine=choose(order.engine, report=say).name)
     _make_folders(order)
-    interruption, interrupted = Interruption(), False
+    interruption, is_interrupted = Interruption(), False
     futures: list[Future[TargetSummary]] = []
     counts: Counter[str] = Counter()
     with (
@@ -143,20 +153,20 @@ def build_many(
         ThreadPoolExecutor(at_once) as pool,
     ):
         try:
-            futures.extend(
-                pool.submit(_work, target, session, order, interruption) for target in targets
-            )
+            for target in targets:
+                futures.append(pool.submit(_work, target, session, order, interruption))
             for future in as_completed(futures):
                 counts[future.result().outcome] += 1
                 task.note = counts_text(counts)
                 task.advance()
         except BaseException as error:
+            # A second Ctrl-C must not leave builds behind: their ends are waited for.
             with uninterrupted():
                 interruption.request()
                 pool.shutdown(cancel_futures=True)
             if not isinstance(error, KeyboardInterrupt):
                 raise
-            interrupted = True
+            is_interrupted = True
     summaries = [future.result() for future in futures if not future.cancelled()]
     started_names = {summary.target for summary in summaries}
     not_started = [target.name for target in targets if target.name not in started_names]
@@ -165,18 +175,24 @@ def build_many(
         targets=tuple(summaries),
         seconds=time.monotonic() - started,
         at_once=at_once,
-        interrupted=interrupted,
+        interrupted=is_interrupted,
     )
 
 
 def _work(
     target: PlannedTarget, session: BuildSession, order: BuildOrder, interruption: Interruption
 ) -> TargetSummary:
-    """Build one target; an error is part of the summary."""
+    """Build one target, and print its outcome; an error is part of the summary.
+
+    Lines of this thread have the target's name before them meanwhile.
+
+    Raises:
+        BrokenPipeError: stderr is closed.
+    """
     started = time.monotonic()
     with labelled(target.name), interruption.reaches_this_thread():
         try:
-            summary = _summary(target, session, order)
+            summary = _run(target, session, order)
         except KeyboardInterrupt:
             status = InterruptionError.exit_status
             summary = TargetSummary(target=target.name, outcome="stopped", exit_status=status)
@@ -184,14 +200,14 @@ def _work(
             # stderr is closed: the run as a whole ends.
             raise
         except OSError as error:
-            summary = _failed(
-                target.name, OutputError(f"{error.filename or 'error'}: {error.strerror or error}")
-            )
+            problem = OutputError(f"{error.filename or 'error'}: {error.strerror or error}")
+            summary = _report_error(target.name, problem)
         except TrainworksError as error:
-            summary = _failed(target.name, error)
+            summary = _report_error(target.name, error)
         except Exception as error:  # noqa: BLE001 - a defect in one target's build must not end the others
             say(traceback.format_exc())
-            summary = _failed(target.name, TrainworksError(f"{type(error).__name__}: {error}"))
+            defect = TrainworksError(f"{type(error).__name__}: {error}")
+            summary = _report_error(target.name, defect)
         line: str = summary.outcome
         if summary.cause:
             line += f": {summary.cause}"
@@ -199,7 +215,12 @@ def _work(
     return replace(summary, seconds=round(time.monotonic() - started, 1))
 
 
-def _summary(target: PlannedTarget, session: BuildSession, order: BuildOrder) -> TargetSummary:
+def _run(target: PlannedTarget, session: BuildSession, order: BuildOrder) -> TargetSummary:
+    """Build one target, as far as the order says, and return its outcome.
+
+    Raises:
+        TrainworksError: The target has no plan, or its build failed.
+    """
     name, plan = target.name, target.plan
     if plan is None:
         raise target.error or TrainworksError(f"{name} has no plan")
@@ -218,7 +239,7 @@ def _summary(target: PlannedTarget, session: BuildSession, order: BuildOrder) ->
     result = run_target(target.request, plan, session, order)
     summary = TargetSummary(target=name, outcome="done", report=result.report)
     if result.image is not None:
-        size, cause = result.image.image.size, _first_failure(result.image)
+        size, cause = result.image.image.size, _describe_failures(result.image)
         summary = replace(summary, size=size, cause=cause)
         if result.image.unchanged:
             summary = replace(summary, outcome="unchanged")
@@ -227,7 +248,8 @@ def _summary(target: PlannedTarget, session: BuildSession, order: BuildOrder) ->
     return summary
 
 
-def _failed(name: str, error: TrainworksError) -> TargetSummary:
+def _report_error(name: str, error: TrainworksError) -> TargetSummary:
+    """Print the error of a target, and return the summary of the failure."""
     say(describe(error))
     return TargetSummary(
         target=name,
@@ -238,7 +260,8 @@ def _failed(name: str, error: TrainworksError) -> TargetSummary:
     )
 
 
-def _first_failure(result: ImageResult) -> str:
+def _describe_failures(result: ImageResult) -> str:
+    """Return the number of failed checks and the first one, for people; ``""`` without any."""
     checks = result.checks or ()
     failed = [check for check in checks if not check.passed]
     if not failed:
@@ -250,6 +273,7 @@ def _first_failure(result: ImageResult) -> str:
 
 
 def _make_folders(order: BuildOrder) -> None:
+    """Create the folders of ``--output`` and ``--junit``; raises ``OutputError``."""
     for folder in (order.output, order.junit):
         try:
             if folder is not None:
@@ -270,13 +294,18 @@ def worst(targets: Sequence[TargetSummary]) -> int:
     An image that fails a check was built; a failed build was started; any other error ends a
     target earlier.
     """
-    order = {0: 0, ImageTestError.exit_status: 1, BuildError.exit_status: 2}
-    statuses = [target.exit_status for target in targets]
-    return max(statuses, key=lambda status: (order.get(status, 3), status), default=0)
+    rank_by_status = {0: 0, ImageTestError.exit_status: 1, BuildError.exit_status: 2}
+    worst_status, worst_rank = 0, 0
+    for target in targets:
+        rank = rank_by_status.get(target.exit_status, 3)
+        # Of two errors of one rank the higher status counts.
+        if (rank, target.exit_status) > (worst_rank, worst_status):
+            worst_status, worst_rank = target.exit_status, rank
+    return worst_status
 
 
 def as_text(run: RunSummary) -> str:
-    """Return the table that ends a run."""
+    """Return the table that ends a run: a line for each target, and the numbers of outcomes."""
     rows = [("target", "outcome", "seconds", "size", "cause")]
     for target in run.targets:
         seconds = f"{target.seconds:.1f}" if target.seconds else "-"
@@ -303,7 +332,7 @@ def counts_text(counts: Mapping[str, int]) -> str:
 
 
 def as_json(run: RunSummary) -> str:
-    """Return a run as JSON."""
+    """Return a run as the text of a JSON document."""
     content = {
         "seconds": round(run.seconds, 1),
         "at_once": run.at_once,

@@ -149,14 +149,15 @@ class OutdatedReport:
         return reasons
 
     def as_values(self) -> dict[str, object]:
-        """Return the report for programs."""
+        """Return the report as an object for JSON."""
         return asdict(self)
 
     def as_text(self) -> str:
         """Return the report for people: a line for each package."""
         number = len(self.updates)
         noun = "update" if number == 1 else "updates"
-        first = [f"{number or 'no'} security {noun} of the distribution missing"]
+        count = str(number) if number else "no"
+        first = [f"{count} security {noun} of the distribution missing"]
         if self.ended is not None:
             first.append(_ended_words(self.ended))
         if self.advisories:
@@ -179,20 +180,31 @@ class OutdatedReport:
         ]
         lines += self.unknown
         if self.days is not None:
-            lines.append(f"built {self.days} day{'' if self.days == 1 else 's'} ago")
+            noun = "day" if self.days == 1 else "days"
+            lines.append(f"built {self.days} {noun} ago")
         lines.append(f"compared: {self.packages} packages of the distribution")
         return "\n".join(lines) + "\n"
 
 
 def _update_lines(updates: Iterable[Update], note: str) -> list[str]:
-    """Return a line for each update, with a note at its end."""
-    return [f"  {row.name} {row.installed or 'absent'} -> {row.update}{note}" for row in updates]
+    """Return a line for each update, with a note at its end.
+
+    For example ``  openssl 3.0.1 -> 3.0.2 (locked)``.
+    """
+    lines = []
+    for row in updates:
+        installed = row.installed or "absent"
+        lines.append(f"  {row.name} {installed} -> {row.update}{note}")
+    return lines
 
 
 def find_outdated(
     name: str, engine_name: str | None, facts: Facts, environment: Mapping[str, str]
 ) -> OutdatedReport:
     """Compare an image with its package archive, its package index, and today's lock of its target.
+
+    The files of the image are read, and apt runs in a step on a base image of this project. Lines
+    about the progress are printed.
 
     Args:
         name: A target, or an image of the engine.
@@ -255,7 +267,11 @@ def find_outdated(
 
 
 def is_security(change: re.Match[str]) -> bool:
-    """Whether a suite of security updates has the newer version."""
+    """Return whether a suite of security updates has the newer version of a package.
+
+    Args:
+        change: A match of ``CHANGE``.
+    """
     return "-security" in change["suites"].lower()
 
 
@@ -277,20 +293,29 @@ def moved_distributions(
 def ended_framework(
     row: TargetRow | None, installed: Mapping[str, str], facts: Facts
 ) -> EndOfPatch | None:
-    """Return the end of patches for the image's framework, or ``None``.
+    """Return the end of patches for the image's framework; ``None`` if patches still come.
 
-    The framework is that of its target, else the one that is installed.
+    Args:
+        row: The target of the image, whose framework it is; ``None``: the framework is the one
+            that is installed.
+        installed: The installed distributions: name to version.
+        facts: The ends of patches.
     """
     if row is not None:
         return facts.end_of_patch(row)
-    minors = {}
+    minor_by_framework = {}
     for framework, distribution in FRAMEWORKS.items():
         if distribution in installed:
-            minors[framework] = ".".join(installed[distribution].split(".")[:2])
-    return next((end for end in facts.ends if minors.get(end.framework) == end.version), None)
+            minor = ".".join(installed[distribution].split(".")[:2])
+            minor_by_framework[framework] = minor
+    for end in facts.ends:
+        if minor_by_framework.get(end.framework) == end.version:
+            return end
+    return None
 
 
 def _ended_words(end: EndOfPatch) -> str:
+    """Return a part of a sentence: since when a framework has had no patches."""
     successor = f", take {end.successor} or newer" if end.successor else ""
     return f"{end.framework} {end.version} has had no patches since {end.date}{successor}"
 
@@ -298,7 +323,12 @@ def _ended_words(end: EndOfPatch) -> str:
 def moved_components(manifest: bytes, named: ImageName | None, facts: Facts) -> tuple[Update, ...]:
     """Return the components with other versions in the image's manifest than in today's rows.
 
-    Sorted by name.
+    Sorted by name; empty for an image without a manifest, or without a target.
+
+    Args:
+        manifest: The bytes of the manifest; ``b""`` without one.
+        named: The target of the image, and the variant; ``None``: the image is of no target.
+        facts: Today's rows.
     """
     versions = {}
     try:
@@ -310,11 +340,13 @@ def moved_components(manifest: bytes, named: ImageName | None, facts: Facts) -> 
     if request is None:
         return ()
     today = {step.component: step.version for step in make_plan(request, facts).steps}
-    return tuple(
-        Update(name=name, installed=version, update=today[name])
-        for name, version in sorted(versions.items())
-        if today.get(name, version) != version
-    )
+    updates = []
+    for name, version in sorted(versions.items()):
+        # A component that the target no longer has is not compared.
+        todays_version = today.get(name, version)
+        if todays_version != version:
+            updates.append(Update(name=name, installed=version, update=todays_version))
+    return tuple(updates)
 
 
 def published_advisories(
@@ -323,9 +355,17 @@ def published_advisories(
     settings: HostSettings,
     environment: Mapping[str, str],
 ) -> tuple[tuple[Advisory, ...], tuple[str, ...]]:
-    """Return the advisories about distributions.
+    """Ask a service for the advisories about distributions.
 
-    If no service answered, return none, and a sentence with the reason.
+    Args:
+        installed: Normalised name to version.
+        facts: The service, if the environment names none.
+        settings: This machine's proxies and CAs.
+        environment: The process's environment: ``OSV``.
+
+    Returns:
+        The advisories, and no sentence; or no advisories, and a sentence why none was asked or
+        answered.
     """
     address = facts.advisories[0].url if facts.advisories else ""
     address = environment.get(OSV, address).rstrip("/")
@@ -342,7 +382,11 @@ def published_advisories(
 def installed_distributions(tree: ImageTree, image: BuiltImage) -> tuple[str, dict[str, str]]:
     """Return the version of the first Python on PATH, and its distributions: name to version.
 
-    Both are read from the names of files. An image without Python has ``""`` and nothing.
+    Both are read from the names of files. An image without Python has ``""`` and ``{}``.
+
+    Args:
+        tree: The files of the image.
+        image: The image, whose environment has PATH.
     """
     files = JobFiles(tree=tree, image=image)
     program = files.program("python") or files.program("python3")
@@ -361,7 +405,14 @@ def installed_distributions(tree: ImageTree, image: BuiltImage) -> tuple[str, di
 
 
 def _package_folders(tree: ImageTree, program: str, prefix: str, version: str) -> list[str]:
-    """Return the folders that an interpreter imports distributions from, first one first."""
+    """Return the folders that an interpreter imports distributions from, in its order.
+
+    Args:
+        tree: The files of the image.
+        program: The path of the interpreter on PATH, which may be a link.
+        prefix: The folder above ``bin`` of the interpreter's own file.
+        version: ``MAJOR.MINOR``.
+    """
     folders = []
     environment = program.rpartition("/bin/")[0]
     settings = tree.read(f"{environment}/pyvenv.cfg")
@@ -378,6 +429,7 @@ def _package_folders(tree: ImageTree, program: str, prefix: str, version: str) -
 
 
 def _is_version(text: str) -> bool:
+    """Return whether a text is a version of Python's form (PEP 440)."""
     try:
         Version(text)
     except InvalidVersion:
@@ -390,9 +442,12 @@ def newest_distributions(
 ) -> tuple[Update, ...]:
     """Return the distributions of which an index has a newer release for this Python.
 
+    Each distribution is one request; the progress is shown.
+
     Args:
         python: The Python's version, ``MAJOR.MINOR``.
         installed: Name to version.
+        settings: This machine's indexes.
         wheel_index: The package index of the image's framework, where this machine names none.
 
     Raises:
@@ -421,11 +476,15 @@ def newest_distributions(
 
 
 def _update(change: re.Match[str]) -> Update:
+    """Return the package and versions of a match of ``CHANGE``."""
     return Update(name=change["name"], installed=change["installed"] or "", update=change["update"])
 
 
 def moved_archives(base: Base, facts: Facts, settings: HostSettings) -> tuple[str, ...]:
-    """Return a sentence for each suite of a base with other packages than when it was locked."""
+    """Return a sentence for each suite of a base with other packages than when it was locked.
+
+    One sentence says why, if the archive could not be compared.
+    """
     locked = facts.archives_of(base)
     if not locked:
         return ()
@@ -442,7 +501,11 @@ def moved_archives(base: Base, facts: Facts, settings: HostSettings) -> tuple[st
 def days_since(created: str) -> int | None:
     """Return the whole days since an image's creation time.
 
-    None without one, and for the constant of rebuilds.
+    Args:
+        created: ``2026-11-21T10:00:00.123456789Z``, or ``""``.
+
+    Returns:
+        The days; ``None`` without a time, and for the constant time of our own builds.
     """
     if not created:
         return None

@@ -28,8 +28,11 @@ from trainworks.plan.checks import Check
 
 @dataclass(frozen=True, kw_only=True)
 class PassedChecks:
-    """The results of an image that passed every check, and when that was (UTC,
-    ISO 8601, to the second).
+    """The results of an image's checks.
+
+    Attributes:
+        results: One result for each check.
+        when: The time of the checks (UTC, ISO 8601, to the second).
     """
 
     results: tuple[CheckResult, ...]
@@ -44,12 +47,18 @@ def identity_of_checks(
     forbidden: tuple[str, ...],
     base: BuiltImage | None,
 ) -> str:
-    """Return the digest of all that decides the results.
+    """Return the digest of all that decides the results of an image's checks.
 
-    Arguments as of ``imagetest.run.run_checks``.
+    Args:
+        image: The image.
+        engine: The engine that runs it.
+        checks: The checks.
+        forbidden: Texts that must not be in the image.
+        base: The image that it extends; ``None``: it is a target's.
     """
     probe = engine.probe()
-    parts = [image.identifier, base.identifier if base else "", probe.name, probe.version]
+    base_identifier = base.identifier if base else ""
+    parts = [image.identifier, base_identifier, probe.name, probe.version]
     parts += [repr(check) for check in checks]
     parts += sorted(forbidden)
     parts.append(_own_code())
@@ -80,9 +89,15 @@ def passed_before(
 def remember(
     image: BuiltImage, passed: PassedChecks, environment: Mapping[str, str], *, decided_by: str
 ) -> None:
-    """Keep the results of all checks of an image, if all passed.
+    """Write the results of all checks of an image into the user's cache, if all passed.
 
-    A cache that cannot be written keeps nothing.
+    A cache that cannot be written keeps nothing; that is no error.
+
+    Args:
+        image: The image.
+        passed: The results.
+        environment: The process's environment, which names the cache.
+        decided_by: The digest of all that decides the results (``identity_of_checks``).
     """
     have_passed = all(result.passed for result in passed.results)
     if not passed.results or not have_passed:
@@ -98,6 +113,7 @@ def now() -> str:
 
 
 def _folder_of(image: BuiltImage, environment: Mapping[str, str]) -> Path:
+    """Return the folder with the results of an image; it may not exist."""
     return cache_folder(environment, "tested", image.identifier.rpartition(":")[2])
 
 
