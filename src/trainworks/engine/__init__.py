@@ -52,6 +52,7 @@ def choose(name: str | None = None, *, report: Report = ignore) -> Engine:
             engine.probe(report)
         except EngineUnavailableError as error:
             tried.append(f"\n  {candidate}: {error.message}")
+            # An engine that is there and forbidden to this user needs no second one.
             hint = error.hint if error.denied else hint
         else:
             return engine
@@ -64,7 +65,7 @@ def choose(name: str | None = None, *, report: Report = ignore) -> Engine:
 def closed(engine: Engine) -> Isolation:
     """Return the isolation for reading an image that this machine built, or builds on.
 
-    The container is not isolated where the engine cannot isolate.
+    ``""``, no isolation, if the engine cannot isolate.
     """
     return "" if engine.isolates() else "asked"
 
@@ -72,8 +73,13 @@ def closed(engine: Engine) -> Isolation:
 def image_in(engine: Engine, reference: str, *, hint: str = "") -> BuiltImage:
     """Return an image of the engine's store.
 
+    Args:
+        engine: The engine.
+        reference: The name of the image.
+        hint: The hint of the error; default: how to list the engine's images.
+
     Raises:
-        UnknownNameError: The engine has no such image; ``hint`` says what to do.
+        UnknownNameError: The engine has no such image.
     """
     image = engine.inspect(reference)
     if image is None:

@@ -125,8 +125,15 @@ def write_archive(
 
 
 def _as_in_a_layer(member: tarfile.TarInfo, rootfs: Path, created: int) -> tarfile.TarInfo:
-    """Return a member without this machine's names, with its file capabilities
-    (``ping`` has one).
+    """Change a member to be the same on every machine, and return it.
+
+    It loses this machine's names and late times, and gets its file capabilities (``ping`` has
+    one).
+
+    Args:
+        member: The member.
+        rootfs: The folder that has the file.
+        created: The latest time, in seconds since 1970.
     """
     member.uname = member.gname = ""
     member.name = member.name.removeprefix("./")
@@ -192,8 +199,12 @@ class StoredLayer:
 
 
 def stored_layers(stream: IO[bytes]) -> Iterator[StoredLayer]:
-    """Yield each layer of an archive with its digest, which the names in an
-    archive are not in every layout.
+    """Yield each layer of a ``docker save`` archive with the digest of its bytes.
+
+    The digests are computed: in some layouts the names in an archive are others.
+
+    Args:
+        stream: The archive, which is read once.
     """
     for _, content, is_layer in files_of(stream):
         if not is_layer:
@@ -225,7 +236,8 @@ class _Hashed:
 def files_of(stream: IO[bytes]) -> Iterator[tuple[str, IO[bytes], bool]]:
     """Yield each file of an archive: name, content, and whether it is a layer.
 
-    Read it before the next one.
+    The content has to be read before the next file is requested. A layer is recognised by its
+    first bytes: a tar, a compressed one, or an empty one, which begins with zeros.
     """
     with tarfile.open(fileobj=stream, mode="r|") as outer:
         for member in outer:

@@ -14,6 +14,7 @@ from typing import Any, Final
 from trainworks.engine.protocol import BuiltImage, Completed
 
 _TESTINFRA_SECONDS: Final = 300.0
+"""Seconds that a command of testinfra may take."""
 
 Execute = Callable[..., tuple[int, bytes, bytes]]
 """Runs a command, with ``timeout`` and ``split``: exit status, stdout and

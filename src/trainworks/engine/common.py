@@ -23,9 +23,14 @@ PROXIES = tuple(
 
 
 def build_arguments(request: BuildRequest, folder: Path) -> list[str]:
-    """Return the options that both engines take.
+    """Return the options of a build that both engines take, and write its secrets to files.
 
-    Secrets are written into a private folder, with mode 0600.
+    Args:
+        request: The build.
+        folder: A private folder, which gets a file with mode 0600 for each secret.
+
+    Raises:
+        OSError: A secret cannot be written.
     """
     argv: list[str] = []
     for number, secret in enumerate(request.secrets):
@@ -77,6 +82,8 @@ def run_build(
 ) -> BuildResult:
     """Run the engine's program to its end, and hand on each event.
 
+    Children that killed builders left behind are ended first.
+
     Args:
         command: The engine's command line.
         parser: Reads events from the lines of the program.
@@ -107,6 +114,7 @@ def run_build(
         raise EngineUnavailableError(
             f"cannot run {command.argv[0]}: {error.strerror}", hint=command.hint
         ) from error
+    # The last step of a failed build has not ended well.
     if status == 0:
         hand_on(parser.finish())
     return BuildResult(status=status, log=log, lines=tuple(last_lines))

@@ -12,7 +12,10 @@ from typing import Final
 from trainworks.engine.overlay_layers import ATTRIBUTE
 
 WHITEOUT: Final = ".wh."
+"""Before the name of a file that a layer removes: ``.wh.NAME``."""
+
 OPAQUE: Final = ".wh..wh..opq"
+"""The name of an empty file: its folder has nothing of the layers below."""
 
 _KINDS: Final = {
     tarfile.DIRTYPE: "folder",
@@ -74,19 +77,20 @@ class Entry:
         }
 
     def differences(self, before: Entry) -> list[str]:
-        """Return the names of the facts that differ from those before."""
+        """Return the names of the facts that differ from those before: ``["mode", "time"]``."""
         names = [fact.name for fact in fields(self)]
         return [name for name in names if getattr(self, name) != getattr(before, name)]
 
 
 def path_of(member: tarfile.TarInfo) -> str:
-    """Return the path of a member of a layer, absolute."""
+    """Return the path of a member of a layer, absolute: ``/usr/bin`` for ``./usr/bin/``."""
     path = posixpath.normpath(f"/{member.name}")
+    # POSIX gives two slashes at the beginning a meaning of their own, so they stay.
     return path.removeprefix("/") if path.startswith("//") else path
 
 
 def entries_of(members: Iterable[tarfile.TarInfo]) -> dict[str, Entry]:
-    """Return the entry of each path of a layer, whiteouts by their names in an archive.
+    """Return the entry of each path of a layer, by path; whiteouts by their names in an archive.
 
     A hard link is another name of a file of its layer: the link has the facts of that file, as a
     folder shows them.
@@ -103,11 +107,12 @@ def entries_of(members: Iterable[tarfile.TarInfo]) -> dict[str, Entry]:
 
 
 def path_of_target(member: tarfile.TarInfo) -> str:
-    """Return the path of the file of which a hard link is another name."""
+    """Return the absolute path of the file of which a hard link is another name."""
     return posixpath.normpath(f"/{member.linkname}")
 
 
 def _entry(member: tarfile.TarInfo) -> Entry:
+    """Return the facts of a member of a layer that is not a hard link."""
     target = ""
     if member.issym():
         target = member.linkname

@@ -45,7 +45,12 @@ class CommandResult:
 
 @dataclass(frozen=True, kw_only=True)
 class MarkedCommand:
-    """A command with its mark."""
+    """A command with its mark.
+
+    Attributes:
+        command: The program and its arguments.
+        job: Whether it is a job, which ends a moment after its output.
+    """
 
     command: tuple[str, ...]
     job: bool = False
@@ -58,7 +63,12 @@ class MarkedCommand:
         return ("/bin/sh", "-c", script, self._mark, *self.command)
 
     def read(self, execution: Finished, *, split: bool) -> CommandResult:
-        """Return a command's output without the marks and the engine's own text after the last."""
+        """Return a command's output without the marks and the engine's own text after the last.
+
+        Args:
+            execution: The end of the engine's program that ran ``argv``.
+            split: Whether stdout and stderr are separate; else both are in ``output``.
+        """
         mark = re.compile(rb"%s (\d+) " % self._mark.encode())
         output = _read_stream(mark, execution.output)
         if not split:
@@ -95,6 +105,10 @@ class _Stream:
 
 
 def _read_stream(mark: re.Pattern[bytes], text: bytes) -> _Stream:
+    """Return a stream up to its last mark, without the marks, and the statuses in the marks.
+
+    A stream without a mark is returned as it is.
+    """
     matches = list(mark.finditer(text))
     if not matches:
         return _Stream(text=text, statuses=[])

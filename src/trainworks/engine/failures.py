@@ -21,6 +21,7 @@ from trainworks.errors import (
 )
 
 _SHORT: Final = 160
+"""Characters of an instruction in an error."""
 
 DISK_FULL: Final = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
 """The C library's words for ENOSPC and EDQUOT.
@@ -77,9 +78,13 @@ class Failure:
 def explain(
     failure: Failure, *, alive: Callable[[], str], space: Callable[[], str]
 ) -> TrainworksError:
-    """Return the error to raise.
+    """Return the error for a failed build; the kind of error says whose fault it is.
+
+    A daemon that is gone comes first, then a full disk, then the engine's own fault; every other
+    failure is of the step.
 
     Args:
+        failure: The failed build.
         alive: Returns the reason why the engine's daemon does not answer, or ``""``; called only
             when needed.
         space: Returns a sentence about the free space of the engine's storage; called only when
@@ -136,6 +141,7 @@ def free_space(folder: str, *, free: int, total: int) -> str:
 
 
 def _during(failure: Failure) -> str:
+    """Return the time of a failure in words: ``the build of TARGET, COMPONENT: STEP``."""
     step = failure.step
     if step is None:
         return f"the build of {failure.target}"
@@ -144,6 +150,7 @@ def _during(failure: Failure) -> str:
 
 
 def _paragraph(failure: Failure) -> str:
+    """Return the message about a failed step: the step, its end, and its last lines."""
     step = failure.step
     component = f" in component {step.component}" if step is not None and step.component else ""
     first = f"building {failure.target} failed{component}"
@@ -164,4 +171,5 @@ def _paragraph(failure: Failure) -> str:
 
 
 def _indented(lines: tuple[str, ...]) -> str:
+    """Return lines below a message: each after a line end and four blanks."""
     return "".join(f"\n    {line}" for line in lines)

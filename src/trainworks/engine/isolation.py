@@ -24,20 +24,25 @@ It is below ``/dev``, so that it hides no file of the image.
 ENVIRONMENT: Final = {"TMPDIR": TEMPORARY, "XDG_CACHE_HOME": f"{TEMPORARY}/cache"}
 
 TEMPORARY_BYTES: Final = 1 << 30
+"""Bytes of all temporary files."""
 
 MEMORY_BYTES: Final = 6 << 30
-"""The temporary files count.
+"""Bytes of memory; the temporary files count.
 
 ``import torch`` with CUDA takes 2 GB, and compiling a model as much again.
 """
 
 MOST_PROCESSES: Final = 1024
-"""Threads count."""
+"""The number of processes; threads count."""
 
 OUTPUT_BYTES: Final = 128 << 20
-"""The list of all files of an image of 20 GB, with their digests, has 60 MB."""
+"""Bytes that a command may print.
+
+The list of all files of an image of 20 GB, with their digests, has 60 MB.
+"""
 
 NAMESPACES: Final = ("pid", "network", "ipc", "uts", "mount")
+"""The kinds of namespaces that a container gets for itself."""
 
 
 JOB_CAPABILITIES: Final = (
@@ -53,10 +58,11 @@ JOB_CAPABILITIES: Final = (
 
 
 def isolated(description: dict[str, Any], *, job: bool) -> dict[str, Any]:
-    """Return the description of a container (OCI's config.json) with everything closed.
+    """Close everything in the description of a container (OCI's config.json), and return it.
 
     Args:
-        job: Whether it may change its own files and users.
+        description: The parsed file, which is changed.
+        job: Whether the container may change its own files and users.
     """
     description["root"]["readonly"] = not job
     process = description["process"]
@@ -91,7 +97,11 @@ def isolated(description: dict[str, Any], *, job: bool) -> dict[str, Any]:
 
 
 def environment_options(isolated: str) -> list[str]:
-    """Return the options, the same for both engines, that tell programs where they can write."""
+    """Return the options, the same for both engines, that tell programs where they can write.
+
+    Args:
+        isolated: As of ``Engine.container``; only an ``asked`` container is told.
+    """
     values = ENVIRONMENT if isolated == "asked" else {}
     return [f"--env={name}={value}" for name, value in values.items()]
 
@@ -123,7 +133,9 @@ def docker_options(isolated: str) -> list[str]:
 
 
 def main(words: list[str]) -> None:
-    """Isolate the container that a runtime's command creates, and run the runtime.
+    """Isolate the container that a runtime's command creates, and become the runtime.
+
+    The container's ``config.json`` is changed. This process does not return.
 
     Args:
         words: The kind of isolation (``asked`` or ``job``), the runtime's path, and the arguments

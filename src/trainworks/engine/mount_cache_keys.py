@@ -94,6 +94,7 @@ def content_hash(path: Path) -> str:
 
 
 def _walk(path: Path) -> Iterator[tuple[str, Path]]:
+    """Yield a path and everything below it: the path relative to the first one, and the path."""
     yield "", path
     if path.is_dir() and not path.is_symlink():
         for folder, folders, files in os.walk(path):
@@ -103,6 +104,7 @@ def _walk(path: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _instructions(lines: list[str]) -> Iterator[_Instruction]:
+    """Yield the instructions of a Dockerfile's lines; comments and empty lines are left out."""
     parts: list[str] = []
     start = 0
     for number, line in enumerate(lines):
@@ -123,7 +125,17 @@ def _instructions(lines: list[str]) -> Iterator[_Instruction]:
 def _mounted(
     instruction: _Instruction, context: Path, stages: set[str], identify: Callable[[str], str]
 ) -> Iterator[str]:
-    """Yield a text for each file or folder that a RUN instruction mounts."""
+    """Yield a text that identifies the content of each file or folder that a RUN step mounts.
+
+    Args:
+        instruction: The instruction.
+        context: The folder of the build context.
+        stages: The names and numbers of the stages so far, in small letters.
+        identify: Returns the identifier of an image.
+
+    Raises:
+        BuildError: The step mounts a stage.
+    """
     for mount in _MOUNT.findall(instruction.text):
         options = dict(option.partition("=")[::2] for option in mount.split(","))
         kind = options.get("type", "bind")
@@ -142,6 +154,9 @@ def _mounted(
 
 
 def _content(context: Path, source: str) -> str:
-    """Return the hash of a source. The engine reports a missing one."""
+    """Return the hash of a file or folder of the context; ``""`` if it is missing.
+
+    The engine reports a missing one.
+    """
     path = context / (source.lstrip("/") or ".")
     return content_hash(path) if path.exists() else ""

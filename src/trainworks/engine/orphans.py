@@ -31,7 +31,7 @@ _PROC: Final = Path("/proc")
 
 
 def container_name() -> str:
-    """Return a new name for a container of this process."""
+    """Return a new name for a container of this process: its owner and twelve random digits."""
     return f"{PREFIX}{owner()}.{uuid.uuid4().hex[:12]}"
 
 
@@ -66,7 +66,10 @@ def remove_left_containers(names: Iterable[str], remove: Callable[[str], object]
 
 
 def end_left_children() -> None:
-    """Interrupt the children of killed builders of this user: their builds would go on."""
+    """Send SIGINT to the children of killed builders of this user: their builds would go on.
+
+    They are found by the variable ``OWNER`` in their environment. Nothing is waited for.
+    """
     mark = f"{OWNER}=".encode()
     for folder in _PROC.glob("[0-9]*"):
         # A process that ends meanwhile, or another user's, cannot be read.
@@ -86,7 +89,7 @@ def end_left_children() -> None:
 def _kernel() -> str:
     """Return the kernel's boot and this process's namespace of process numbers.
 
-    ``""`` where they cannot be read.
+    ``BOOT.NAMESPACE``, such as ``0123abcd.4026531836``; ``""`` where they cannot be read.
     """
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text()[:8]
@@ -99,9 +102,9 @@ def _kernel() -> str:
 
 
 def _start_of(process: int) -> str:
-    """Return when a process started, in ticks since the boot.
+    """Return when a process started, in clock ticks since the boot, as text.
 
-    ``""`` if there is none, or it is dead and not reaped.
+    ``""`` if there is no such process, or it is dead and not reaped.
     """
     try:
         stat = (_PROC / str(process) / "stat").read_text()

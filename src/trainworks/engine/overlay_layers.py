@@ -94,6 +94,7 @@ def _member(name: str, path: Path, status: os.stat_result) -> tarfile.TarInfo:
 
 
 def _kind(mode: int) -> bytes:
+    """Return tarfile's type for the mode of a file; a socket is as a pipe."""
     kinds = {
         stat.S_IFDIR: tarfile.DIRTYPE,
         stat.S_IFLNK: tarfile.SYMTYPE,
@@ -119,6 +120,7 @@ def _attributes(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _is_opaque(folder: Path) -> bool:
+    """Return whether a layer's folder hides everything that lower layers have in it."""
     try:
         return os.getxattr(folder, _OPAQUE, follow_symlinks=False) == b"y"
     except OSError:
@@ -126,7 +128,10 @@ def _is_opaque(folder: Path) -> bool:
 
 
 def readable(folders: list[Path]) -> bool:
-    """Whether this user can read all of these folders, which belong to root."""
+    """Return whether this user can read all of an engine's folders; ``False`` for none.
+
+    The folders belong to root.
+    """
     return bool(folders) and all(
         os.access(folder, os.R_OK | os.X_OK) and folder.is_dir() for folder in folders
     )

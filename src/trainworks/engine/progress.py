@@ -49,9 +49,15 @@ class BuildKitParser:
     _GLUED: Final = re.compile(r"#(?P<number>\d+) (?P<end>DONE [\d.]+s|CACHED|CANCELED|ERROR: .*)$")
 
     def __init__(self, stage_components: Mapping[str, str]) -> None:
-        """Take the names of the stages."""
+        """Start before the first line.
+
+        Args:
+            stage_components: Stage name to component.
+        """
         self._components = dict(stage_components)
+        # The steps so far, by their numbers.
         self._vertices: dict[str, _Vertex] = {}
+        # Whether the lines are those of BuildKit's summary of a failure.
         self._summary = False
 
     def feed(self, line: str) -> Iterator[StepEvent]:
@@ -82,6 +88,7 @@ class BuildKitParser:
         return iter(())
 
     def _vertex(self, text: str) -> _Vertex:
+        """Return the step that a first line describes: ``[stage 2/5] RUN make``."""
         heading = self._STEP.fullmatch(text)
         if heading is None:
             return _Vertex(component="", step=text)
@@ -92,6 +99,8 @@ class BuildKitParser:
         return _Vertex(component=self._components.get(stage, ""), step=heading["step"], stage=stage)
 
     def _events(self, vertex: _Vertex, text: str) -> Iterator[StepEvent]:
+        """Yield the event of a line of a step: its end, or output; none for the engine's own."""
+
         def event(state: str, words: str = "", seconds: float | None = None) -> StepEvent:
             return StepEvent(
                 component=vertex.component,
@@ -226,19 +235,23 @@ class BuildahParser:
         return text
 
     def _output(self, line: str) -> Iterator[StepEvent]:
+        """Yield a line of output of the current step; of a warning of buildah the text alone."""
         warning = self._WARNING.match(line)
         yield self._event("output", warning["text"] if warning else line)
 
     def _end(self) -> Iterator[StepEvent]:
+        """Yield the end of the current step, unless it has ended."""
         if not self._ended:
             self._ended = True
             yield self._event("done")
 
     def _event(self, state: str, text: str = "") -> StepEvent:
+        """Return an event of the current step."""
         return StepEvent(component=self._component, step=self._step, state=state, text=text)
 
 
 def _one_spaced(text: str) -> str:
+    """Return a text with one blank in the place of blanks and line ends."""
     return " ".join(text.split())
 
 
@@ -248,6 +261,7 @@ COMPILER_ERROR: Final = re.compile(
 """A line of gcc 12 (``x.cpp:21:10: fatal error: ...``) or nvcc 13 (``x.cu(21): error: ...``)."""
 
 MOST_ERRORS: Final = 3
+"""Errors of a compiler that are remembered for each step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,7 +306,7 @@ class StepLog:
     _errors: dict[tuple[str, str], list[str]] = field(default_factory=dict)
 
     def add(self, event: StepEvent) -> None:
-        """Take one event."""
+        """Remember an event of a build: a line of output, or the first failure."""
         key = (event.component, event.step)
         match event.state:
             case "output":
@@ -323,6 +337,7 @@ class StepLog:
         return self._failed(self.running.component, self.running.step, reason)
 
     def _failed(self, component: str, step: str, reason: str) -> FailedStep:
+        """Return a failed step with its last lines, and the compiler's errors before those."""
         key = (component, step)
         lines = tuple(self._tails.get(key, ()))
         errors = tuple(error for error in self._errors.get(key, ()) if error not in lines)

@@ -11,6 +11,8 @@ from typing import Final, TypeVar
 from trainworks.errors import EngineError
 
 ATTEMPTS: Final = 3
+"""The number of attempts, with the first one."""
+
 PAUSE: Final = 0.3
 """Seconds between two attempts."""
 
@@ -19,6 +21,8 @@ T = TypeVar("T")
 
 def retry(attempt: Callable[[], T]) -> T:
     """Return the result of ``attempt``, after at most ``ATTEMPTS`` attempts.
+
+    It sleeps ``PAUSE`` seconds between two of them.
 
     Args:
         attempt: A call that has no effect if it raises ``EngineError``.

@@ -30,7 +30,11 @@ _POLL: Final = 0.1
 """Seconds between two checks of a waiting thread for an interruption."""
 
 _CHUNK: Final = 65536
+"""Bytes that are read from a pipe at once."""
+
 _LONGEST_LINE: Final = 65536
+"""Bytes after which a line without an end is cut."""
+
 _ESCAPE: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07]*\x07|[@-Z\\-_])")
 _TIMED_OUT: Final = 124
 TOO_MUCH: Final = 125
@@ -70,7 +74,7 @@ class Finished:
 
 
 def stopped_after_bytes(limit: int) -> bytes:
-    """Return the last line of an output that was too long."""
+    """Return the last line of an output that was cut after ``limit`` bytes."""
     return f"\n(stopped after {limit} bytes of output)\n".encode()
 
 
@@ -148,7 +152,10 @@ _THREAD: Final = _Thread()
 
 
 def check_interrupted() -> None:
-    """Raise ``KeyboardInterrupt`` if an ``Interruption`` reaches this thread and is not delayed."""
+    """Raise ``KeyboardInterrupt`` if an ``Interruption`` reaches this thread and is not delayed.
+
+    It is raised once in each thread.
+    """
     interruption = _THREAD.interruption
     if interruption is not None and interruption.requested and not _THREAD.delays:
         # Once: the code that cleans up waits for children too.
@@ -192,7 +199,9 @@ def own_environment() -> dict[str, str]:
 
 
 def emulation() -> dict[str, str]:
-    """Return the variable that tells qemu which processor to emulate, if this machine sets it.
+    """Return the variable that tells qemu which processor to emulate, as name and value.
+
+    Empty if this machine does not set the variable.
 
     qemu reads it in the environment of each program that it runs (``linux-user/main.c`` of its
     source), so a container must have it.
@@ -298,6 +307,7 @@ class Child:
         self._end()
 
     def _end(self) -> None:
+        """End the child if it runs, close its pipes, and restore the signal handlers."""
         try:
             self.stop()
             for pipe in self.pipes():
@@ -528,7 +538,7 @@ class LineSplitter:
         self._buffer = b""
 
     def feed(self, chunk: bytes) -> Iterator[str]:
-        """Yield the lines that this chunk completes."""
+        """Yield the lines that a chunk of output completes, cleaned; keep the rest."""
         *lines, self._buffer = (self._buffer + chunk).split(b"\n")
         for line in lines:
             yield clean(line)

@@ -26,7 +26,7 @@ YOUNG = 60.0
 
 
 def large_folder() -> str:
-    """Return where temporary files of an image's size go: TMPDIR, else
+    """Return the folder for temporary files of an image's size: TMPDIR, else
     /var/tmp, because /tmp may be in memory.
     """
     configured = os.environ.get("TMPDIR")
@@ -38,6 +38,11 @@ def large_folder() -> str:
 @contextlib.contextmanager
 def private_folder(parent: str | None = None) -> Iterator[Path]:
     """Create a folder of mode 0700 with a random name, and remove it with its content at the end.
+
+    Folders that killed processes of this user left behind are removed, too.
+
+    Args:
+        parent: The folder to create it in; default: that of ``tempfile``.
 
     Raises:
         OutputError: The folder cannot be made, filled (inside the block) or removed.
@@ -65,7 +70,10 @@ def private_folder(parent: str | None = None) -> Iterator[Path]:
 
 
 def _lock(folder: str | Path) -> int:
-    """Lock a folder while the returned descriptor is open; -1 if it is locked, or cannot be."""
+    """Lock a folder while a file descriptor is open, and return the descriptor.
+
+    -1 if another process has the lock, or the folder cannot be locked. Nothing is waited for.
+    """
     descriptor = -1
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -78,10 +86,11 @@ def _lock(folder: str | Path) -> int:
 
 
 def _remove_left(parent: Path) -> None:
-    """Remove the folders of this user's processes that were killed."""
+    """Remove the folders of this user's processes that were killed; their locks are free."""
     with contextlib.suppress(OSError):
         for path in parent.glob(f"{PREFIX}*"):
             status = path.lstat()
+            # Between its creation and its lock, the folder of a living process has no lock.
             if status.st_uid != os.geteuid() or status.st_mtime > time.time() - YOUNG:
                 continue
             descriptor = _lock(path)

@@ -81,19 +81,22 @@ class ImageTree:
         return place or "/"
 
     def kind(self, path: str) -> str:
-        """Return the kind of the file that a path leads to, or ``""``."""
+        """Return the kind of the file that a path leads to; ``""`` if it leads nowhere."""
         place = self.real(path)
         if place == "/":
             return "folder"
         return self.members[place].kind if place else ""
 
     def runs(self, path: str) -> bool:
-        """Whether a path leads to a program."""
+        """Return whether a path leads to a file that its mode lets run."""
         member = self.members.get(self.real(path))
         return member is not None and member.kind == "file" and bool(member.mode & 0o111)
 
     def read(self, path: str) -> bytes | None:
-        """Return the content of a file that was read, or ``None``."""
+        """Return the content of the file that a path leads to.
+
+        ``None`` if there is no such file, or if its content was not read.
+        """
         return self.contents.get(self.real(path))
 
     def below(self, folder: str) -> Iterator[str]:
@@ -106,6 +109,11 @@ class ImageTree:
 
 def read_tree(engine: Engine, reference: str, wanted: re.Pattern[str]) -> ImageTree:
     """Read the paths of an image, and the content of files with a path that matches.
+
+    Args:
+        engine: The engine that has the image.
+        reference: The name of the image.
+        wanted: Matches the absolute paths of the files to read, of at most ``LARGEST_FILE`` bytes.
 
     Raises:
         BuildError, EngineError, EngineUnavailableError: The engine cannot read the image.
@@ -121,10 +129,17 @@ def read_tree(engine: Engine, reference: str, wanted: re.Pattern[str]) -> ImageT
 
 
 def tree_of(layers: Iterable[Layer], wanted: re.Pattern[str]) -> ImageTree:
-    """Return the files of layers that are given lowest first."""
+    """Return the files of several layers, as a container sees them.
+
+    Args:
+        layers: The layers, lowest first.
+        wanted: As of ``read_tree``.
+    """
     tree = ImageTree()
     for layer in layers:
+        # The paths of this layer: its own whiteouts do not remove them.
         added: set[str] = set()
+        # The folders that this layer has emptied of lower layers.
         emptied: set[str] = set()
         for member in layer.archive:
             path = posixpath.normpath(f"/{member.name}")
@@ -150,6 +165,7 @@ def tree_of(layers: Iterable[Layer], wanted: re.Pattern[str]) -> ImageTree:
 
 
 def _add(tree: ImageTree, path: str, member: tarfile.TarInfo) -> None:
+    """Put a member of a layer into a tree, in the place of the path's member of lower layers."""
     kind = "other"
     if member.isdir():
         kind = "folder"
@@ -159,6 +175,7 @@ def _add(tree: ImageTree, path: str, member: tarfile.TarInfo) -> None:
         kind = "file"
     tree.contents.pop(path, None)
     before = tree.members.get(path)
+    # Something else in the place of a folder hides the folder's content.
     if before is not None and before.kind == "folder" and kind != "folder":
         _remove(tree, path, but=set(), itself=True)
     mode, owner = member.mode, member.uid
