@@ -65,8 +65,13 @@ _AGAIN: Final = (
     " with another image"
 )
 _SHORT_CALL: Final = 120.0
+"""Seconds that a short command of buildah may take."""
+
 _LONG_CALL: Final = 1800.0
+"""Seconds that a command may take that reads or writes a whole image."""
+
 _MARKER: Final = "trainworks-build"
+"""The name of an empty secret, by whose path the working containers of a build are known."""
 
 _LIMITS: Final = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}
 _RAISED: Final = 1_048_576
@@ -458,9 +463,16 @@ class BuildahEngine:
         return self._execute(container, execution)
 
     def _execute(self, container: str, execution: _Execution) -> tuple[int, bytes, bytes]:
+        """Run a command in a container, again if buildah fails; return status, stdout, stderr."""
         return retry(lambda: self._execute_once(container, execution))
 
     def _execute_once(self, container: str, execution: _Execution) -> tuple[int, bytes, bytes]:
+        """Run a command in a container once, and return status, stdout and stderr.
+
+        Raises:
+            EngineError: buildah could not start the command; or it lost the end of the output, and
+                the command may run again.
+        """
         marked = MarkedCommand(command=execution.command, job=execution.once)
         limit = isolation.OUTPUT_BYTES if execution.isolated else 0
         with self._temporary_files() as (folder, environment):
@@ -515,6 +527,7 @@ class BuildahEngine:
         request: BuildRequest,
         receive: Progress,
     ) -> None:
+        """Run a build once, and hand its events on; raises the error of a failure (``explain``)."""
         command = BuildCommand(
             argv=argv, environment=environment, hint=_HINT, strays=_with_mounts_of
         )
@@ -532,6 +545,11 @@ class BuildahEngine:
         raise explain(failure, alive=str, space=self._space)
 
     def _examine(self, program: str) -> tuple[EngineInformation, _Store]:
+        """Ask a program for its version and its store.
+
+        Raises:
+            EngineUnavailableError: It does not run, is too old, or cannot open its store.
+        """
         try:
             version_call = subprocesses.run((program, "--version"), timeout=_SHORT_CALL)
             info_call = subprocesses.run((program, *self._options, "info"), timeout=_SHORT_CALL)
@@ -580,10 +598,20 @@ class BuildahEngine:
             ) from error
 
     def _argv(self, *arguments: str) -> tuple[str, ...]:
+        """Return the words of a call of buildah, with its global options."""
         return (self.probe().program, *self._options, *arguments)
 
     def _run_command(self, doing: str, *arguments: str) -> str:
-        """Run a short command and return its output; raises its text as an error if it fails."""
+        """Run a command of buildah, and return its output.
+
+        Args:
+            doing: The work, for a message: ``tagging NAME``.
+            arguments: The arguments of buildah.
+
+        Raises:
+            OutputError: The disk is full.
+            BuildError: buildah failed, in its own words.
+        """
         with self._temporary_files() as (_, environment):
             result = subprocesses.run(
                 self._argv(*arguments), timeout=_LONG_CALL, environment=environment
@@ -605,6 +633,11 @@ class BuildahEngine:
         return EngineError(f"buildah failed {doing}: {last}", hint=_AGAIN)
 
     def _describe(self, reference: str) -> dict[str, Any] | None:
+        """Return buildah's description of an image; ``None`` if the store has none of that name.
+
+        Raises:
+            BuildError: buildah cannot open its store.
+        """
         result = subprocesses.run(
             self._argv("inspect", "--type", "image", reference), timeout=_SHORT_CALL
         )
@@ -617,6 +650,7 @@ class BuildahEngine:
         return None
 
     def _find_image(self, reference: str) -> dict[str, Any]:
+        """Return buildah's description of an image; raises ``BuildError`` without such an image."""
         description = self._describe(reference)
         if description is None:
             raise BuildError(
@@ -625,6 +659,7 @@ class BuildahEngine:
         return description
 
     def _built(self, reference: str, description: dict[str, Any]) -> BuiltImage:
+        """Return an image from buildah's description of it."""
         image = description["OCIv1"]
         # HEALTHCHECK, ONBUILD and SHELL are in Docker's form alone.
         dockers = (description.get("Docker") or {}).get("config") or {}
@@ -702,6 +737,7 @@ class BuildahEngine:
         )
 
     def _make_container(self, reference: str, name: str, image: str) -> None:
+        """Make a working container of an image; raises ``EngineError`` if that fails."""
         argv = self._argv("from", "--pull=false", "--quiet", *_own_limits(), "--name", name, image)
         with self._temporary_files() as (_, environment):
             result = subprocesses.run(argv, timeout=_LONG_CALL, environment=environment)

@@ -73,7 +73,10 @@ _AGAIN: Final = (
     " log (`journalctl -u docker`)"
 )
 _SHORT_CALL: Final = 60.0
+"""Seconds that a short command of docker may take."""
+
 _LONG_CALL: Final = 1800.0
+"""Seconds that a command may take that reads or writes a whole image."""
 
 _FIRST_ANSWER: Final = 10.0
 """Seconds that a daemon on this machine has to answer the first request.
@@ -431,6 +434,7 @@ class DockerEngine:
     def _execute(
         self, container: str, command: tuple[str, ...], *, timeout: float, split: bool, limit: int
     ) -> tuple[int, bytes, bytes]:
+        """Run a command in a container once; arguments, result and errors as of ``execute``."""
         marked = MarkedCommand(command=command)
         capture = Capture(merge=not split, limit=limit)
         execution = self._call("exec", container, *marked.argv, timeout=timeout, capture=capture)
@@ -491,6 +495,7 @@ class DockerEngine:
             self._client().images.remove(reference)
 
     def _run_build(self, argv: tuple[str, ...], request: BuildRequest, receive: Progress) -> None:
+        """Run a build once, and hand its events on; raises the error of a failure (``explain``)."""
         environment = self._environment(request.arguments)
         command = BuildCommand(argv=argv, environment=environment, hint=_HINT)
         built = run_build(command, progress.BuildKitParser(request.stage_components), receive)
@@ -558,6 +563,11 @@ class DockerEngine:
             timer.cancel()
 
     def _client(self) -> docker.DockerClient:
+        """Return the SDK's client, which the first call connects.
+
+        Raises:
+            EngineUnavailableError: The daemon cannot be reached.
+        """
         if self._connection is None:
             import docker
 
@@ -668,6 +678,7 @@ class DockerEngine:
         return f"version {version['major']} without the buildx plugin"
 
     def _image(self, reference: str) -> SdkImage | None:
+        """Return the SDK's object of an image; ``None`` if the store has none of that name."""
         from docker.errors import ImageNotFound
 
         with self._translated_errors(f"looking up {reference}"):
@@ -677,6 +688,7 @@ class DockerEngine:
                 return None
 
     def _find_image(self, reference: str) -> SdkImage:
+        """Return the SDK's object of an image; raises ``BuildError`` if there is no such image."""
         image = self._image(reference)
         if image is None:
             raise BuildError(f"docker has no image {reference}", hint="`docker images` lists them")
@@ -685,7 +697,13 @@ class DockerEngine:
     def _call(
         self, *words: str, timeout: float = _SHORT_CALL, capture: Capture = SEPARATE
     ) -> subprocesses.Finished:
-        """Run the command line."""
+        """Run docker's command line, and return its end; a failure is not raised.
+
+        Args:
+            words: The arguments: ``rm``, ``--force``, a name.
+            timeout: Seconds.
+            capture: The streams that are read.
+        """
         argv = (self.probe().program, *words)
         return subprocesses.run(
             argv, timeout=timeout, environment=self._environment({}), capture=capture
@@ -721,6 +739,7 @@ class DockerEngine:
                 self._remove(name)
 
     def _remove(self, name: str) -> None:
+        """Remove a container and its volumes; a failure is not raised."""
         self._call("rm", "--force", "--volumes", name)
 
     def _start(self, name: str, *words: str) -> str:
@@ -791,6 +810,13 @@ def _argument_options(request: BuildRequest) -> list[str]:
 
 
 def _silent(host: str, words: str, *, denied: bool = False) -> EngineUnavailableError:
+    """Return the error for a daemon that does not answer.
+
+    Args:
+        host: Its address; ``""`` for the default one.
+        words: The reason.
+        denied: Whether the user may not use it.
+    """
     where = host or "its default address"
     return EngineUnavailableError(
         f"the docker daemon at {where} does not answer: {words}",
@@ -800,6 +826,7 @@ def _silent(host: str, words: str, *, denied: bool = False) -> EngineUnavailable
 
 
 def _built(reference: str, image: SdkImage) -> BuiltImage:
+    """Return an image from the SDK's object of it."""
     more = {key: image.attrs.get(key) for key in MAKERS}
     return image_of(
         {**(image.attrs.get("Config") or {}), **more},
@@ -825,6 +852,7 @@ def _innermost(error: BaseException) -> str:
 
 
 def _layers_in(folders: Mapping[str, Path]) -> Iterator[Layer]:
+    """Yield the layers in the daemon's own folders; the keys are the layers' digests."""
     for name, folder in folders.items():
         yield Layer(name=name, archive=LayerFolder(folder))
 

@@ -488,6 +488,13 @@ def stream(
 
     Any exception, from ``on_line`` or from a signal handler, ends the child before it propagates.
 
+    Args:
+        argv: The program and its arguments.
+        on_line: Receives each line, without its end and without terminal escapes.
+        environment: The complete environment; ``None`` is this process's own.
+        grace: Seconds between the first signal and SIGKILL, if the child is ended.
+        strays: As of ``Child``.
+
     Returns:
         The exit status; 128 + N when signal N ended the child.
 
@@ -510,9 +517,18 @@ def stream(
 def piped(
     argv: tuple[str, ...], environment: Mapping[str, str], timeout: float
 ) -> Iterator[tuple[IO[bytes], Callable[[], str]]]:
-    """Give a command's stdout, and a function for the reason of its failure.
+    """Start a command, and give its stdout and a function for the reason of its failure.
 
     The function is called after stdout was read; it returns ``""`` for a command that succeeded.
+    The end of the ``with`` block ends the command.
+
+    Args:
+        argv: The program and its arguments.
+        environment: The complete environment.
+        timeout: Seconds that the function waits for the command's end.
+
+    Raises:
+        OSError: There is no such program.
     """
     with Child(argv, environment=environment) as child:
         output, errors = child.pipes()

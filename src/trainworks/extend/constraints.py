@@ -56,7 +56,13 @@ def kept_of(
 
 @dataclass(frozen=True, kw_only=True)
 class Move:
-    """A distribution of the base that gets another version."""
+    """A distribution of the base that gets another version.
+
+    Attributes:
+        name: The distribution.
+        old: The version in the base.
+        new: The version in the extended image.
+    """
 
     name: str
     old: str
@@ -64,7 +70,12 @@ class Move:
 
 
 def moves_of(locked: Iterable[tuple[str, str]], base: ExtendedBase) -> tuple[Move, ...]:
-    """Return the distributions of the base that get another version."""
+    """Return the distributions of the base that get another version.
+
+    Args:
+        locked: The names and versions that the extension installs.
+        base: The base.
+    """
     installed = {canonicalize_name(row.name): row.version for row in base.distributions}
     moves = []
     for name, version in locked:
@@ -75,7 +86,7 @@ def moves_of(locked: Iterable[tuple[str, str]], base: ExtendedBase) -> tuple[Mov
 
 
 def same_version(one: str, other: str) -> bool:
-    """Whether two texts are the same version, such as 1.0 and 1.0.0."""
+    """Return whether two texts are the same version, such as 1.0 and 1.0.0."""
     try:
         return Version(one) == Version(other)
     except InvalidVersion:
@@ -83,7 +94,7 @@ def same_version(one: str, other: str) -> bool:
 
 
 def hidden_by(files: Iterable[SourceFile], base: ExtendedBase) -> str:
-    """Return the warning for code that hides a module of the image or of Python itself.
+    """Return the warning for code that hides a module of the image or of Python; ``""`` for none.
 
     ``json.py`` beside the entry point would be imported instead of Python's own ``json``.
     """
@@ -141,7 +152,7 @@ def _versions_of(row: TargetRow, facts: Facts) -> dict[str, str]:
 
 
 def _fulfils(versions: Mapping[str, str], requirements: Sequence[tuple[str, str]]) -> bool:
-    """Whether each requirement has a version that its specifier contains."""
+    """Return whether each requirement has a version that its specifier contains."""
     for name, specifier in requirements:
         if name not in versions:
             return False

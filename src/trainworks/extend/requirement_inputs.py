@@ -149,12 +149,12 @@ class RequestedRequirements:
 
 
 def is_lock(file: Path) -> bool:
-    """Whether a file is a lock of uv's, or one in the common form (PEP 751)."""
+    """Return whether a file is a lock of uv's, or one in the common form (PEP 751)."""
     return file.name == UV_LOCK or bool(re.fullmatch(r"pylock(\.[^.]+)?\.toml", file.name))
 
 
 def is_for_uv(file: Path) -> bool:
-    """Whether uv reads a file as a whole: a project, a lock, or a script."""
+    """Return whether uv reads a file as a whole: a project, a lock, or a script."""
     return file.name == PROJECT or file.suffix == ".py" or is_lock(file)
 
 
@@ -166,7 +166,9 @@ def read_requirements(
     project: Path | None = None,
     forbidden: tuple[str, ...] = (),
 ) -> RequestedRequirements:
-    """Read a file of requirements or a lock.
+    """Read a file of requirements or a lock, and everything that it names.
+
+    Nothing is raised for malformed requirements: they are in ``problems``.
 
     Args:
         file: The file; ``None`` for none.
@@ -200,7 +202,7 @@ def _read_lines(
     environment: Mapping[str, str],
     forbidden: tuple[str, ...],
 ) -> None:
-    """Add the lines of a requirements file."""
+    """Add the lines of a requirements file to ``requested``, with the files that they name."""
     for line in _of_text(file, frozenset(), constraint=False):
         if not _is_safe(line, requested, environment):
             continue
@@ -235,7 +237,11 @@ def _give_to_uv(
 
 
 def _read_project(file: Path, requested: RequestedRequirements) -> None:
-    """Read the settings of a project or a lock that concern its build."""
+    """Read the settings of a project or a lock that concern its build into ``requested``.
+
+    Raises:
+        ValueError: The file is not TOML, or is of another tool.
+    """
     content = _toml(file)
     tools = content.get("tool", {})
     isolation = tools.get("uv", {}).get("no-build-isolation-package", ())
@@ -260,7 +266,11 @@ def _text_for_uv(file: Path, requested: RequestedRequirements) -> str:
 
 
 def _read(file: Path) -> str:
-    """Return the text of a UTF-8 file, or of a UTF-16 file with a byte order mark."""
+    """Return the text of a UTF-8 file, or of a UTF-16 file with a byte order mark.
+
+    Raises:
+        ValueError: The file cannot be read, or is neither.
+    """
     try:
         content = file.read_bytes()
         is_utf16 = content.startswith((b"\xff\xfe", b"\xfe\xff"))
@@ -298,7 +308,16 @@ class _Line:
 
 
 def _of_text(file: Path, seen: frozenset[Path], *, constraint: bool) -> Iterator[_Line]:
-    """Yield the lines of a requirements file and of the files that it includes."""
+    """Yield the lines of a requirements file and of the files that it includes.
+
+    Args:
+        file: The file.
+        seen: The files that include this one, which are not read again.
+        constraint: Whether the lines only limit versions.
+
+    Raises:
+        ValueError: A file cannot be read.
+    """
     seen |= {file.resolve()}
     # NUL marks a continued line, so that later lines keep their numbers.
     text = re.sub(r"\\\r?\n", lambda _: " \0", _read(file))
@@ -318,6 +337,7 @@ def _of_text(file: Path, seen: frozenset[Path], *, constraint: bool) -> Iterator
 
 
 def _toml(file: Path) -> dict[str, Any]:
+    """Return the content of a TOML file; raises ``ValueError`` if it is not TOML."""
     try:
         return tomllib.loads(_read(file))
     except tomllib.TOMLDecodeError as error:
@@ -325,7 +345,7 @@ def _toml(file: Path) -> dict[str, Any]:
 
 
 def _login_in(line: str) -> bool:
-    """Whether an address in a line has a password or a token, and not a variable instead.
+    """Return whether an address in a line has a password or a token, and no variable instead.
 
     A token may be before the host, or a value of the query, as in presigned addresses.
     """
@@ -337,7 +357,7 @@ def _login_in(line: str) -> bool:
 
 
 def _is_safe(line: _Line, requested: RequestedRequirements, environment: Mapping[str, str]) -> bool:
-    """Whether a line has no secret, and its variables are set; else note a problem."""
+    """Return whether a line has no secret, and its variables are set; else note a problem."""
     variables = re.findall(r"\$\{([A-Z0-9_]+)\}", line.text)
     unset = [name for name in variables if not environment.get(name)]
     if unset:
@@ -456,4 +476,5 @@ def _git(direct: re.Match[str], place: str, marker: str) -> GitRequirement:
 
 
 def _is_reference(text: str) -> bool:
+    """Return whether a text can be a branch, a tag, a commit or a path in a repository."""
     return _REFERENCE.fullmatch(text) is not None and ".." not in text

@@ -119,7 +119,7 @@ def wheel_problems(check: MakersListsCheck, listed: PythonList, wheel: WheelList
 
 
 def _expected_files(listed: PythonList, wheel: WheelList) -> dict[str, str]:
-    """Return the paths that an installation of a wheel has, with their sums."""
+    """Return the paths that an installation of a wheel has, absolute, with their sums."""
     site_packages = posixpath.dirname(posixpath.dirname(listed["record"]))
     files = {}
     for path, digest in wheel.files.items():

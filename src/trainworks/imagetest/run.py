@@ -102,6 +102,7 @@ def run_checks(
 
 @contextlib.contextmanager
 def _pytest_environment() -> Iterator[None]:
+    """Hide all variables of pytest for the time of the ``with`` block; no plugins are loaded."""
     # The one place that changes this process's environment: pytest reads options and plugins from
     # its variables, and has no other switch for them. All variables of pytest, also those of the
     # run itself, are restored.
@@ -178,6 +179,7 @@ class _Plugin:
         self.interrupted = isinstance(excinfo.value, KeyboardInterrupt)
 
     def _finish(self, check: Check) -> None:
+        """Make the result of a check from the reasons so far, and report it."""
         reasons = self._reasons.get(check, [])
         result = CheckResult(
             component=check.component,
@@ -190,7 +192,11 @@ class _Plugin:
         self._report(result)
 
     def finish(self, status: str) -> tuple[CheckResult, ...]:
-        """Return all results, in order; a check that never ran has not passed."""
+        """Return all results, in order; a check that never ran has not passed.
+
+        Args:
+            status: The reason for checks that never ran, if pytest gave none.
+        """
         for check in self._subject.checks:
             if check not in self._results:
                 self._reasons[check] = ["the check did not run", *(self._trouble or [status])]
@@ -199,11 +205,18 @@ class _Plugin:
 
 
 def _check_of(item: pytest.Item) -> Check:
+    """Return the check that a test of pytest is for."""
     check: Check = item.callspec.params["check"]  # type: ignore[attr-defined]
     return check
 
 
 def _reason(excinfo: pytest.ExceptionInfo[BaseException], when: str) -> str:
+    """Return why a check failed, for people.
+
+    Args:
+        excinfo: The error that the check raised.
+        when: The phase of the test: ``setup``, ``call`` or ``teardown``.
+    """
     error = excinfo.value
     if isinstance(error, pytest.fail.Exception):
         text = str(error.msg)

@@ -26,6 +26,8 @@ MOST_FINDINGS = 20
 """The largest number of findings in a summary."""
 
 _TEXT_SAMPLE = 8192
+"""Bytes in which a NUL byte says that a file is not text."""
+
 _LAYER_NAME_LENGTH = len("sha256:") + 12
 _HOST_SETTING = "setting of the build host"
 
@@ -181,8 +183,14 @@ def scan(
 ) -> tuple[SecretFinding, ...]:
     """Search every layer, the history, the labels and the environment of an image.
 
-    ``forbidden`` are literal strings; a finding has the number of the string, never the string.
-    ``published`` are distributions that an index has: ``plan.checks.SecretsCheck``.
+    Args:
+        engine: The engine that has the image.
+        image: The image.
+        forbidden: Literal strings; a finding has the number of the string, never the string.
+        published: Distributions that an index has (``plan.checks.SecretsCheck``).
+
+    Returns:
+        The findings; empty for a clean image.
     """
     with engine.layers(image.reference) as layers:
         findings = list(scan_layers(layers, forbidden, published))
@@ -241,6 +249,7 @@ def scan_texts(
 
 
 def _texts(image: BuiltImage, history: tuple[HistoryEntry, ...]) -> Iterator[tuple[str, str]]:
+    """Yield the place and the text of each step, label and variable: ``("label a", "a=b")``."""
     for number, entry in enumerate(history, start=1):
         yield f"step {number} of the history", entry.created_by
     for name, value in image.labels.items():
@@ -290,6 +299,7 @@ class _LayerScanner:
     deleted: dict[str, str] = field(default_factory=dict)
 
     def scan(self, layer: Layer) -> None:
+        """Search one layer; the findings are added to those of the layers before."""
         where = f"layer {layer.name[:_LAYER_NAME_LENGTH]}"
         for member in layer.archive:
             path = posixpath.normpath(member.name).lstrip("/")
@@ -307,6 +317,7 @@ class _LayerScanner:
                 self._check_file(where, path, member, layer)
 
     def _check_file(self, where: str, path: str, member: tarfile.TarInfo, layer: Layer) -> None:
+        """Check the name of a file, and the content of a small text or of a wheel's list."""
         record = _RECORD.fullmatch(path)
         is_published = record is not None and canonicalize_name(record["name"]) in self.published
         is_small_text = member.size <= CONTENT_LIMIT and not _BINARY_NAME.fullmatch(path)
@@ -326,6 +337,7 @@ class _LayerScanner:
                 self.records.add((where, file, digest))
 
     def _check_name(self, layer: str, path: str, data: bytes | None) -> None:
+        """Add a finding for each rule that forbids a path; ``data`` is its content, if read."""
         name = path.encode("utf-8", "surrogateescape")
         for number, text in self.forbidden:
             if text in name:
@@ -344,6 +356,7 @@ class _LayerScanner:
                 self._add(layer, path, rule, advice)
 
     def _check_content(self, layer: str, path: str, data: bytes) -> None:
+        """Add a finding for each secret in a file's content, and note the hash of a key's file."""
         is_allowed = _ALLOWED.fullmatch(path) is not None
         for rule, advice in _content_rules(data, self.forbidden, allowed=is_allowed):
             self._add(layer, path, rule, advice)
@@ -351,6 +364,7 @@ class _LayerScanner:
                 self.keys[self.findings[-1]] = _digest(data)
 
     def _add(self, layer: str, path: str, rule: str, advice: str) -> None:
+        """Add a finding, unless it is the same as the last one."""
         finding = SecretFinding(where=layer, path=path, rule=rule, advice=advice)
         if finding not in self.findings[-1:]:
             self.findings.append(finding)
