@@ -96,6 +96,7 @@ def write_bake(
 
 
 def _write_secret(folder: Path, target: str, identifier: str, content: bytes) -> None:
+    """Write a secret of a target to a file that this user alone can read."""
     folder.mkdir(exist_ok=True, mode=0o700)
     folder.chmod(0o700)
     (folder / target).mkdir(exist_ok=True)

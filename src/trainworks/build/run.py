@@ -46,6 +46,7 @@ def run_target(
 def _show_plan(
     request: Request, plan: ImagePlan, session: BuildSession, order: BuildOrder
 ) -> BuildReport:
+    """Return a plan for people and for programs; nothing is built."""
     facts = session.facts
     places = Places(folders=session.mirror.folders(sources_folder(os.environ)))
     missing = find_missing_sources(plan, places)
@@ -64,6 +65,7 @@ def _show_plan(
 
 
 def _write_rendering(plan: ImagePlan, session: BuildSession, output: Path | None) -> BuildReport:
+    """Write the build context of a plan to ``--output``, if there is one, and report it."""
     from trainworks.build.context import write_output
 
     text, values = write_output(render(plan, session.facts), output)

@@ -159,6 +159,17 @@ def _rendered(check: Check, rendering: Rendering) -> Check:
 def _push(
     reference: str, order: PushOrder, result: ImageResult, settings: HostSettings
 ) -> tuple[list[dict[str, object]], str]:
+    """Push a built image, and print its tags.
+
+    Args:
+        reference: The name of the image.
+        order: The repositories and tags.
+        result: The image, and the engine that has it.
+        settings: This machine's proxies and CAs.
+
+    Returns:
+        The results for programs, and for people.
+    """
     from trainworks.registry.names import derive_tags
     from trainworks.registry.push import PushRequest, push_image, report_of, say_tags, text_of
     from trainworks.registry.tools import Registries

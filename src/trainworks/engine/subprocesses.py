@@ -379,6 +379,7 @@ class Child:
                     return
 
     def _exited(self, timeout: float | None) -> bool:
+        """Wait for the child's end, at most some seconds; return whether it has ended."""
         try:
             self._started.wait(timeout)
         except subprocess.TimeoutExpired:

@@ -38,6 +38,7 @@ def packages_for(
 
     @cache
     def fetched() -> dict[str, bytes]:
+        """Fetch the packages once, and return their files by name."""
         say(f"  fetching {', '.join(packages)} for {base.reference}")
         foreign = read_foreign(read_tree(engine, base.reference, READ), settings.apt.sources)
         if foreign is None:
@@ -47,6 +48,7 @@ def packages_for(
         return download_outside(packages, foreign, settings, facts, engine)
 
     def add(folder: Path) -> tuple[str, ...]:
+        """Write the packages into a build context; return no names of files of this machine."""
         place = folder / FOLDER
         place.mkdir(parents=True, exist_ok=True)
         for name, content in fetched().items():

@@ -73,6 +73,11 @@ def find_base(reference: str, engine: Engine, facts: Facts) -> tuple[BuiltImage,
 
 
 def _find_or_pull(reference: str, engine: Engine) -> BuiltImage:
+    """Return the engine's image of a name, pulled if the engine does not have it.
+
+    Raises:
+        UnknownNameError: The image cannot be pulled either.
+    """
     image = engine.inspect(reference)
     if image is not None:
         return image

@@ -123,6 +123,13 @@ class Environment:
             shutil.rmtree(path)
 
     def _write(self, name: str, version: str, files: dict[str, bytes]) -> None:
+        """Write a distribution's ``.dist-info`` folder, as if it were installed.
+
+        Args:
+            name: The name of the distribution.
+            version: Its version.
+            files: Files of the folder besides those that are always there, such as ``METADATA``.
+        """
         name = canonicalize_name(name)
         folder = self.folder / f"{name.replace('-', '_')}-{version}.dist-info"
         folder.mkdir()
@@ -147,6 +154,7 @@ def _metadata_files(wheel: Path) -> dict[str, bytes]:
 
 
 def _write_wheel(file: Path, stem: str, metadata_text: str) -> None:
+    """Write a wheel that has metadata and no code."""
     contents = {"METADATA": metadata_text.encode(), "WHEEL": _WHEEL, "RECORD": b""}
     with zipfile.ZipFile(file, "w") as archive:
         for name, content in contents.items():
@@ -154,6 +162,7 @@ def _write_wheel(file: Path, stem: str, metadata_text: str) -> None:
 
 
 def _write_archive(folder: Path, stem: str, metadata_text: str) -> None:
+    """Write a source archive ``STEM.tar.gz`` that has metadata and no code."""
     # From version 2.2 on, an installer trusts an archive's metadata without a build.
     package_info = re.sub(r"^Metadata-Version: .*", "Metadata-Version: 2.2", metadata_text)
     files = {

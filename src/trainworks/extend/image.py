@@ -444,6 +444,7 @@ def _plan_of_base(image_name: ImageName | None, facts: Facts) -> ImagePlan | Non
 
 
 def _report(extension: Extension) -> dict[str, object]:
+    """Return the facts of an extension as an object for JSON."""
     plan, base, source = extension.plan, extension.plan.base, extension.source
     return {
         "name": plan.tag,
@@ -467,6 +468,7 @@ def _report(extension: Extension) -> dict[str, object]:
 
 
 def _recipes(root: Path) -> dict[str, str]:
+    """Read the templates of an extension, by name; raises ``OutputError`` if one is missing."""
     try:
         folder = data_folder(root, "templates")
         return {name: (folder / name).read_text(encoding="utf-8") for name in RECIPES}

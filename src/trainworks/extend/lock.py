@@ -148,6 +148,7 @@ def inputs_digest(
 
 
 def _spoiled(path: Path | None) -> ExtendError:
+    """Return the error for a lock that was changed by hand."""
     problem = (
         f"the data of {path} cannot be read:"
         " take back what changed it, or delete it to resolve again"

@@ -313,6 +313,7 @@ def _command(why: str, *words: str, expect: str = "") -> CommandCheck:
 
 
 def _promises(plan: ExtensionPlan) -> Iterable[Check]:
+    """Yield the checks of an extended image: packages, code, entry point and labels."""
     base, locked, python = plan.base, plan.lock.locked, plan.base.python
     for package in plan.apt:
         yield DebianPackageCheck(component=COMPONENT, package=package)
@@ -366,6 +367,7 @@ def _promises(plan: ExtensionPlan) -> Iterable[Check]:
 
 
 def _entry_point_promises(entry_point: EntryPoint, base: ExtendedBase) -> Iterable[Check]:
+    """Yield the checks that a job can start the entry point; none of them starts it."""
     path = f"{CODE_FOLDER}/{entry_point.file}"
     if entry_point.file:
         state: Literal["executable", "file"] = "file"

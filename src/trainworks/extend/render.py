@@ -153,6 +153,7 @@ def _made_of(plan: ExtensionPlan) -> bytes:
 
 
 def _rendering(dockerfile: str, files: Sequence[SourceFile]) -> Rendering:
+    """Return a Dockerfile and its files as a rendering; each path is there once, sorted."""
     file_by_path = {file.path: file for file in files}
     stages = re.findall(r"^FROM \S+ AS (\S+)$", dockerfile, re.MULTILINE)
     return Rendering(

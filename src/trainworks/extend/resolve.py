@@ -314,6 +314,15 @@ def supply_of(resolver: Resolver, sandbox: Sandbox, installer: Any) -> Supply:
     settings = cache(installer.settings_of_pip)
 
     def supply(requires: Sequence[str], options: Sequence[str]) -> list[Path]:
+        """Resolve and download what a build requires, and return the wheels.
+
+        Args:
+            requires: Lines of requirements.
+            options: Options of uv.
+
+        Raises:
+            LockError: They cannot be resolved.
+        """
         folder = resolver.folder / f"supply-{next(numbers)}"
         folder.mkdir(mode=0o700)
         variables, _ = installer.for_uv(settings(), folder)
@@ -564,6 +573,7 @@ def _local_file(name: str, version: str, file: Path, sha256: str, *, direct: boo
 
 
 def _session(tools: ResolutionTools, forbidden: tuple[str, ...] = ()) -> Session:
+    """Return a session of the resolver, in which it and the sandbox know each other."""
     resolver, sandbox = tools.resolver, tools.sandbox
     environment = Environment(resolver.folder / "base")
     environment.describe(tools.base)
@@ -696,6 +706,15 @@ def _make_resolved(
     session: Session,
     built: Sequence[Path],
 ) -> Resolved:
+    """Return a lock with the wheels to install: downloaded ones, and those that were built.
+
+    Args:
+        lock: The lock.
+        resolution: The request, with the folders of wheels that the user named.
+        fetched: The downloaded files; source archives are built.
+        session: The session, which builds them.
+        built: Wheels of folders and repositories.
+    """
     link_folders = {folder.resolve() for folder in (*resolution.links, *resolution.requested.links)}
     wheels: dict[str, Path] = {}
     own_names = []

@@ -437,6 +437,7 @@ class Resolver:
         return target, actual_sha256
 
     def _run(self, *words: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+        """Run uv in the resolver's own home folder, and return its end; a failure is not raised."""
         command = (find_uv(), *words)
         return subprocess.run(
             command,

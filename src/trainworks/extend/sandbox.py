@@ -205,6 +205,15 @@ class Sandbox:
         return error.decode("utf-8", "replace").strip()
 
     def _build(self, source: WheelSource, target: Path) -> Path:
+        """Build a wheel of a source in the base, again with further requirements of its backend.
+
+        Args:
+            source: The source.
+            target: The folder that gets the wheel.
+
+        Raises:
+            BuildError: The build gives no wheel.
+        """
         say(f"  building {source.origin}")
         project = _project_of(source)
         is_whole = self._is_whole(source)
@@ -523,6 +532,7 @@ def source_of_archive(file: Path) -> WheelSource:
 
 
 def _zip_entries(file: Path) -> list[_Entry]:
+    """Return the files of a zip archive, with their modes; folders are left out."""
     entries = []
     with zipfile.ZipFile(file) as archive:
         for packed in archive.infolist():
@@ -535,6 +545,7 @@ def _zip_entries(file: Path) -> list[_Entry]:
 
 
 def _tar_entries(file: Path) -> list[_Entry]:
+    """Return the files and links of a tar archive; folders and devices are left out."""
     entries = []
     with tarfile.open(file) as archive:
         for member in archive:
@@ -550,6 +561,7 @@ def _tar_entries(file: Path) -> list[_Entry]:
 
 
 def _normalise(member: tarfile.TarInfo) -> None:
+    """Remove owner, time and attributes from a member of a tar, which differ between machines."""
     member.uid = member.gid = 0
     member.uname = member.gname = ""
     member.mtime = EPOCH

@@ -105,6 +105,12 @@ class _Paths:
 
 
 def _list_files(folder: Path, ignored: Iterable[str]) -> _Paths:
+    """Sort the paths of a folder into those to copy and those to leave out, with problems.
+
+    Args:
+        folder: The root of the code.
+        ignored: Paths that are left out, besides those of the ignore files.
+    """
     # The SDK's stubs ask for paths where it wants texts.
     matcher: Any = PatternMatcher(_patterns(folder))
     has_exceptions = _has_exceptions(matcher)

@@ -273,6 +273,7 @@ def _version_of(container: Container, python: str) -> tuple[int, ...]:
 
 
 def _check_torch(container: Container, python: str, outcome: ImageReport) -> None:
+    """Check that torch can be imported, if the image has it, and note a missing NCCL."""
     start = time.monotonic()
     title = "import torch succeeds"
     try:

@@ -138,6 +138,7 @@ class _Plugin:
         config.stash[test_promises.SUBJECT] = self._subject
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Give each test function the checks of its kind."""
         functions = test_promises.PROMISES
         all_checks = self._subject.checks
         checks = [check for check in all_checks if functions.get(check.kind) is metafunc.function]
@@ -155,6 +156,7 @@ class _Plugin:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Take the time and the reasons of a check from each phase of its test."""
         outcome = yield
         check = _check_of(item)
         self._seconds[check] = self._seconds.get(check, 0.0) + call.duration

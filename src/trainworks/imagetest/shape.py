@@ -43,6 +43,7 @@ def misfit(value: object, annotation: Any, place: str = "the answer") -> str:
 
 
 def _misfit_of_table(value: object, annotation: Any, place: str) -> str:
+    """Return the first problem of an object with any keys, whose values have one type."""
     if not isinstance(value, dict):
         return f"{place} is no object"
     for name, item in value.items():
@@ -53,6 +54,7 @@ def _misfit_of_table(value: object, annotation: Any, place: str) -> str:
 
 
 def _misfit_of_fields(value: object, annotation: Any, place: str) -> str:
+    """Return the first problem of an object with the keys of a ``TypedDict``."""
     if not isinstance(value, Mapping):
         return f"{place} is no object"
     hints = get_type_hints(annotation)
@@ -70,6 +72,7 @@ def _misfit_of_fields(value: object, annotation: Any, place: str) -> str:
 
 
 def _misfit_of_rows(value: object, annotation: Any, place: str) -> str:
+    """Return the first problem of a list whose rows have one type."""
     if not isinstance(value, list):
         return f"{place} is no list"
     for row in value:
@@ -80,6 +83,7 @@ def _misfit_of_rows(value: object, annotation: Any, place: str) -> str:
 
 
 def _misfit_of_columns(value: object, annotations: tuple[Any, ...], place: str) -> str:
+    """Return the first problem of a list with a fixed number of columns."""
     if not isinstance(value, list) or len(value) != len(annotations):
         return f"{place} is no list of {len(annotations)}"
     for column, annotation in zip(value, annotations, strict=True):

@@ -295,6 +295,7 @@ def problem_of(root: str, path: str, algorithm: str, digest: str, size: int) -> 
 
 
 def _starts(path: str, *beginnings: bytes) -> bool:
+    """Return whether a file begins with one of some bytes; ``False`` if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read(5).startswith(beginnings)

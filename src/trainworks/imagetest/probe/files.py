@@ -282,6 +282,7 @@ class Owners:
         return self._real_folders[folder] + "/" + name
 
     def _read_dpkg(self) -> None:
+        """Read the package of each path from dpkg's lists, diversions and alternatives."""
         for path in glob.glob(glob.escape(self.root) + "/var/lib/dpkg/info/*.list"):
             name = os.path.basename(path)[: -len(".list")].partition(":")[0]
             self.names.add(name)
@@ -412,6 +413,7 @@ class Owners:
         return f"is a link to {target}, which is of the package {other}"
 
     def _add_sum(self, path: str, digest: str, name: str) -> None:
+        """Add the MD5 sum of a package's file, at the place where the image has the file."""
         path = self.real(path)
         path = self.diverted.get((path, name), path)
         # A file that another package took over stays in the sums of the first.

@@ -74,6 +74,7 @@ def lists_of(image: Image, wanted: list[str]) -> PackageLists:
 
 
 def _python_list(root: str, record: str) -> PythonList:
+    """Read the list of a Python distribution from its ``RECORD``."""
     folder = os.path.dirname(os.path.dirname(record))
     name, version = distribution_of(os.path.dirname(record))
     files = {}
@@ -86,6 +87,7 @@ def _python_list(root: str, record: str) -> PythonList:
 
 
 def _debian_list(root: str, fields: dict[str, str]) -> DebianList:
+    """Read dpkg's files about a package, whose fields in the status file are given."""
     name, architecture = fields.get("Package", ""), fields.get("Architecture", "")
     members = {}
     links: dict[str, str] = {}
