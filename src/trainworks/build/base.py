@@ -79,7 +79,7 @@ def ensure_base(
 def _bootstrap(
     base: OwnBase, engine: Engine, settings: HostSettings, progress: BuildProgress
 ) -> None:
-    """Make a base image from the package archive, and load it into the engine, with its progress."""
+    """Make a base image, load it into the engine, and show the progress."""
     # Only here: a base image is made once on a machine.
     from trainworks.host.bootstrap import bootstrap
 
