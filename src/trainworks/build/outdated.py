@@ -189,7 +189,7 @@ class OutdatedReport:
 def _update_lines(updates: Iterable[Update], note: str) -> list[str]:
     """Return a line for each update, with a note at its end.
 
-    For example ``  openssl 3.0.1 -> 3.0.2 (locked)``.
+    For example ``  openssl 3.0 -> 3.1 (locked)``.
     """
     lines = []
     for row in updates:

@@ -394,7 +394,7 @@ def keep_request(request: requests.PreparedRequest) -> requests.PreparedRequest:
 def _find_validator(response: requests.Response) -> str:
     """Return the identifier of a file's version: a strong entity tag, or the modification time.
 
-    ``""`` without either. A weak entity tag is not for parts of a file (RFC 9110, 13.1.5).
+    ``""`` without either. A weak entity tag is not for parts of a file (RFC 9110, "If-Range").
     """
     tag = response.headers.get("ETag", "")
     is_strong = tag != "" and not tag.startswith("W/")

@@ -35,7 +35,7 @@ _WORD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9./_+~-]*|/|\./?")
 _ARCHITECTURE: Final = re.compile(r"[a-z0-9][a-z0-9-]*")
 _FINGERPRINT: Final = re.compile(r"[0-9A-Fa-f]{16,40}!?")
 _NUMBERS: Final = re.compile(r"(?:0[xX][0-9a-fA-F]*|[0-9]*)(?:\.(?:0[xX][0-9a-fA-F]*|[0-9]*))*")
-"""A host that resolvers read as an address, besides the usual form: ``0x7f.1`` is ``127.0.0.1``
+"""A host that resolvers read as an address, besides the usual form: ``0x7f.1`` is a loopback one
 (inet_aton(3)).
 """
 

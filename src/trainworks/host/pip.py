@@ -106,7 +106,7 @@ def find_default_index() -> str:
 def find_local_path(address: str) -> Path | None:
     """Return the path of a local address; ``None`` for an address on the network.
 
-    A local address is ``file:///srv/wheels`` or a path; ``~`` is the user's home folder.
+    A local address is one of the scheme ``file:``, or a path; ``~`` is the user's home folder.
     """
     parts = urlsplit(address)
     if parts.scheme == "file":

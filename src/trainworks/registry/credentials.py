@@ -49,7 +49,7 @@ def find_login(host: str) -> dict[str, str]:
 def config_key(host: str) -> str:
     """Return the name under which docker, oras and skopeo look for a registry's login.
 
-    It is the host, but for Docker Hub: ``https://index.docker.io/v1/``.
+    It is the host, but for Docker Hub: the address of its old index.
     """
     from docker.auth import INDEX_URL
 

@@ -489,7 +489,7 @@ class Client:
         return f"{host} refuses", hint
 
     def _base_url(self, host: str) -> str:
-        """Return the address of a registry's API: ``https://HOST``."""
+        """Return the address of a registry's API: its scheme and host."""
         scheme = "http" if self.is_plain_http(host) else "https"
         return urlunsplit((scheme, api_host(host), "", "", ""))
 
