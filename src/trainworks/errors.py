@@ -1,7 +1,7 @@
 """The errors of the builder, by exit status. One class is one exit status.
 
 An error says what failed and where (``message``), then what to do next (``hint``). Exit statuses do
-not change, and every ``--help`` shows their meanings. Status 0 is success. Status 16 is not used.
+not change, and every ``--help`` shows their meanings. Status 0 is success. 14 and 16 are not used.
 """
 
 from __future__ import annotations

@@ -139,10 +139,7 @@ class ImageResult:
         state = "is there" if self.looked_at else "was built"
         return ImageTestError(
             f"{self.image.reference} {state}, and {len(failed)} of its checks failed: {names}",
-            hint=(
-                "the lines above that begin with FAIL say why;"
-                " the image stays in the engine's store"
-            ),
+            hint=("the lines above with FAIL say why; the image stays in the engine's store"),
             reported=True,
         )
 

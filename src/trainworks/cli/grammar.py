@@ -89,6 +89,7 @@ HOST_SETTINGS = Source(
     "pip.conf, PIP_*, *_proxy, NETRC", "this machine's indexes, proxies, CA and logins"
 )
 APT_SETTINGS = Source("/etc/apt", "this machine's Debian archives")
+SNAPSHOT = Source("TRAINWORKS_SNAPSHOT", "address of Debian archives of other days (docs/lock.md)")
 OSV_SERVICE = Source(
     "TRAINWORKS_OSV", "service with OSV's interface; default: images/advisories.toml; empty: none"
 )

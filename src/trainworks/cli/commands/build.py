@@ -15,6 +15,7 @@ from trainworks.cli.grammar import (
     IMAGE_ERRORS,
     MEMORY,
     PLANNING_ERRORS,
+    SNAPSHOT,
     Example,
     Grammar,
     Manual,
@@ -98,7 +99,7 @@ def parser() -> Grammar:
         ),
         done="built, and all tests passed",
         fails=(*PLANNING_ERRORS, *IMAGE_ERRORS, RecipeError, BuildError, HostError, RegistryError),
-        reads=(FACTS, HOST_SETTINGS, APT_SETTINGS, DOCKER_HOST, MEMORY),
+        reads=(FACTS, HOST_SETTINGS, APT_SETTINGS, SNAPSHOT, DOCKER_HOST, MEMORY),
         see_also=("check", "extend", "push", "docs/targets.md"),
     )
     grammar = Grammar(manual, check=check)

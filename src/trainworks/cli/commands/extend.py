@@ -15,6 +15,7 @@ from trainworks.cli.grammar import (
     DOCKER_HOST,
     HOST_SETTINGS,
     IMAGE_ERRORS,
+    MEMORY,
     Example,
     Grammar,
     Manual,
@@ -56,7 +57,7 @@ def parser() -> Grammar:
         result="the new image's name, after all tests have passed. `build.py push NAME` pushes it.",
         done="made, and all tests passed",
         fails=(*IMAGE_ERRORS, UnknownNameError, BuildError, HostError, LockError, ExtendError),
-        reads=(HOST_SETTINGS, APT_SETTINGS, DOCKER_HOST),
+        reads=(HOST_SETTINGS, APT_SETTINGS, DOCKER_HOST, MEMORY),
         see_also=("push", "prove", "report"),
     )
     grammar = Grammar(manual, check=check)
