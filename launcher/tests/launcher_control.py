@@ -62,9 +62,9 @@ class Heard:
 
 def in_turns(loop: Loop, seconds: float = 0.01) -> None:
     """Let the loop run for a moment."""
-    made = Loop.run
+    run_loop = Loop.run
     loop.after(seconds, loop.stop)
-    made(loop)
+    run_loop(loop)
     loop._stopped = False
 
 
@@ -158,15 +158,19 @@ def joined(loop: Loop, control: Control, secret: str = "", **changes: Json) -> I
         nonce = handshake.make_nonce()
         send(opened, join(nonce=nonce, secret=bool(secret), **changes))
         (challenge,) = Decoder().feed(receive(loop, opened))
-        said = handshake.Transcript(identity.as_text(JOB), WORKER, nonce, str(challenge["nonce"]))
-        assert handshake.is_proof(secret, LEADERS, said, challenge["proof"])
+        transcript = handshake.Transcript(
+            identity.as_text(JOB), WORKER, nonce, str(challenge["nonce"])
+        )
+        assert handshake.is_proof(secret, LEADERS, transcript, challenge["proof"])
         send(
             opened,
-            encode([{"type": "answer", "proof": handshake.make_proof(secret, WORKERS, said)}]),
+            encode(
+                [{"type": "answer", "proof": handshake.make_proof(secret, WORKERS, transcript)}]
+            ),
         )
-        made = Peer(loop, opened, Seal(handshake.make_key(secret, said), WORKERS))
-        made.first = made.hear()[0]
-        yield made
+        peer = Peer(loop, opened, Seal(handshake.make_key(secret, transcript), WORKERS))
+        peer.first = peer.hear()[0]
+        yield peer
 
 
 class FakeLeader:
@@ -191,33 +195,33 @@ class FakeLeader:
 
     def accept(self, stack: contextlib.ExitStack) -> socket.socket:
         self.server.setblocking(False)
-        found: list[socket.socket] = []
+        connections: list[socket.socket] = []
 
         def try_it() -> bool:
             with contextlib.suppress(BlockingIOError):
-                found.append(stack.enter_context(self.server.accept()[0]))
-            return bool(found)
+                connections.append(stack.enter_context(self.server.accept()[0]))
+            return bool(connections)
 
         until(self.loop, try_it)
-        return found[0]
+        return connections[0]
 
     def prove(self, stack: contextlib.ExitStack) -> Peer:
         """The next connection; both ends have proved that they are of the job."""
         opened = self.accept(stack)
-        (asked,) = Decoder().feed(receive(self.loop, opened))
-        said = handshake.Transcript(
-            identity.as_text(JOB), WORKER, str(asked["nonce"]), handshake.make_nonce()
+        (leader_challenge,) = Decoder().feed(receive(self.loop, opened))
+        transcript = handshake.Transcript(
+            identity.as_text(JOB), WORKER, str(leader_challenge["nonce"]), handshake.make_nonce()
         )
-        shown = handshake.make_proof(self.secret, LEADERS, said)
+        shown = handshake.make_proof(self.secret, LEADERS, transcript)
         challenge: dict[str, Json] = {
             "type": "challenge",
-            "nonce": said.leader_nonce,
+            "nonce": transcript.leader_nonce,
             "proof": shown,
         }
         challenge["protocol"] = PROTOCOL
         send(opened, encode([{**challenge, "secret": bool(self.secret)}]))
         assert b'"answer"' in receive(self.loop, opened)
-        return Peer(self.loop, opened, Seal(handshake.make_key(self.secret, said), LEADERS))
+        return Peer(self.loop, opened, Seal(handshake.make_key(self.secret, transcript), LEADERS))
 
     def let_in(self, stack: contextlib.ExitStack) -> Peer:
         """As ``prove``, and welcome the worker."""

@@ -98,8 +98,8 @@ def write_ssh_folder(folder: Path) -> Mapping[str, Path]:
 
     The mounts.
     """
-    made = folder / "ssh"
-    made.mkdir()
+    ssh_folder = folder / "ssh"
+    ssh_folder.mkdir()
     path = f"{PREFIX}/bin:/usr/bin:/bin"
-    (made / "sshd_config").write_text(f'UsePAM yes\nSetEnv "PATH={path}"\n', encoding="ascii")
-    return {"/etc/ssh": made}
+    (ssh_folder / "sshd_config").write_text(f'UsePAM yes\nSetEnv "PATH={path}"\n', encoding="ascii")
+    return {"/etc/ssh": ssh_folder}

@@ -125,7 +125,7 @@ def environment(
             "current_instance_type": instance_type,
             "network_interface_name": interface,
         }
-    made = Environment(
+    value = Environment(
         base_directory="/opt/ml",
         variables=MappingProxyType(dict(variables or {"PATH": "/usr/bin:/bin"})),
         hyperparameters=decode_values({"sagemaker_program": "train.py", **(hyperparameters or {})}),
@@ -141,18 +141,20 @@ def environment(
         launcher_directory="/opt/trainworks/lib/trainworks_launcher",
         platform=platforms.describe(platforms.Sources(variables or {}, config, host)),
     )
-    return made._replace(**changes)  # type: ignore[arg-type]
+    return value._replace(**changes)  # type: ignore[arg-type]
 
 
-def _for_its_devices(made: Manifest, instance_type: str) -> Manifest:
+def _for_its_devices(given_manifest: Manifest, instance_type: str) -> Manifest:
     """An image with Neuron for hosts that have its cores."""
     if "neuron" not in instance_type:
-        return made
-    return made._replace(components=MappingProxyType({**made.components, "neuron-runtime": "2.32"}))
+        return given_manifest
+    return given_manifest._replace(
+        components=MappingProxyType({**given_manifest.components, "neuron-runtime": "2.32"})
+    )
 
 
-def plan(made: Environment, host: str = "") -> NodePlan:
-    return plan_host(make_job(made, host))
+def plan(job_environment: Environment, host: str = "") -> NodePlan:
+    return plan_host(make_job(job_environment, host))
 
 
 def write_inputs(
@@ -195,12 +197,12 @@ def write_manifest(
 
 def pids_with_variable(name: str, value: str) -> list[int]:
     """Processes started with this environment variable."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             if f"{name}={value}".encode() in path.read_bytes().split(b"\0"):
-                found.append(int(path.parent.name))
-    return found
+                pids.append(int(path.parent.name))
+    return pids
 
 
 class Launcher:
@@ -230,10 +232,10 @@ class Launcher:
             # be one of the test's, with a short name.
             scratch = base / "tmp"
             if not scratch.exists():
-                made = tempfile.mkdtemp(prefix="tw-")
-                atexit.register(shutil.rmtree, made, ignore_errors=True)
+                real_folder = tempfile.mkdtemp(prefix="tw-")
+                atexit.register(shutil.rmtree, real_folder, ignore_errors=True)
                 base.mkdir(parents=True, exist_ok=True)
-                scratch.symlink_to(made)
+                scratch.symlink_to(real_folder)
             env["TMPDIR"] = str(scratch.resolve())
         env.update(variables or {})
         command = [*prefix, *program, *arguments]

@@ -104,14 +104,14 @@ def _sent(case: Mapping[str, Any], session: Any) -> dict[str, Any]:
     first = case["groups"][0]
     if GROUPS in distribution:
         # Objects in a script; one that the cluster does not have is another object.
-        asked = group_names(distribution)
+        groups_named = group_names(distribution)
         distribution[GROUPS] = [
-            groups.get(name, kind(name, first["instance_type"], 1)) for name in asked
+            groups.get(name, kind(name, first["instance_type"], 1)) for name in groups_named
         ]
     cluster: dict[str, Any] = {"instance_groups": list(groups.values())}
     if not first["name"]:
         cluster = {"instance_type": first["instance_type"], "instance_count": first["count"]}
-    made = estimator(
+    real_estimator = estimator(
         entry_point=case["entry_point"],
         role="arn:aws:iam::000000000000:role/none",
         image_uri="image",
@@ -122,7 +122,7 @@ def _sent(case: Mapping[str, Any], session: Any) -> dict[str, Any]:
         **cluster,
         **({"model_dir": False} if framework == "tensorflow" else {}),
     )
-    return {name: json.loads(value) for name, value in made.hyperparameters().items()}
+    return {name: json.loads(value) for name, value in real_estimator.hyperparameters().items()}
 
 
 def answer() -> None:

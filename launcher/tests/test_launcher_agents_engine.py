@@ -31,8 +31,8 @@ NO_PATH = (
 
 @pytest.fixture
 def network() -> Iterator[Network]:
-    with network_of(2) as made:
-        yield made
+    with network_of(2) as new_network:
+        yield new_network
 
 
 def fail(

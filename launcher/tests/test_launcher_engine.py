@@ -85,16 +85,16 @@ def network() -> Iterator[Network]:
 def test_mpi_on_one_host(tmp_path: Path, manifest: Path) -> None:
     need("mpirun", "python")
     write_inputs(tmp_path, HELLO, MPI, {})
-    with Launcher(tmp_path, variables={"TRAINWORKS_IMAGE_MANIFEST": str(manifest)}) as made:
-        assert made.wait() == 0
-    assert made.text.count("of 2 sum 2") == 2
+    with Launcher(tmp_path, variables={"TRAINWORKS_IMAGE_MANIFEST": str(manifest)}) as launcher:
+        assert launcher.wait() == 0
+    assert launcher.text.count("of 2 sum 2") == 2
 
 
 def test_mpi_on_two_hosts(tmp_path: Path, network: Network, manifest: Path) -> None:
     need("mpirun")
     options = "--mca btl_vader_single_copy_mechanism none -verbose -x GREETING='hello world'"
-    asked: dict[str, Json] = {**MPI, "sagemaker_mpi_custom_mpi_options": options}
-    with two_hosts(tmp_path, network, manifest, HELLO, asked) as launchers:
+    hyperparameters: dict[str, Json] = {**MPI, "sagemaker_mpi_custom_mpi_options": options}
+    with two_hosts(tmp_path, network, manifest, HELLO, hyperparameters) as launchers:
         assert [launcher.wait() for launcher in launchers] == [0, 0], (
             launchers[0].text + launchers[1].text
         )
@@ -155,8 +155,11 @@ def test_a_killed_worker_ends_the_leader(tmp_path: Path, network: Network, manif
 
 def test_mpirun_that_refuses_to_start(tmp_path: Path, network: Network, manifest: Path) -> None:
     need("mpirun")
-    asked: dict[str, Json] = {**MPI, "sagemaker_mpi_custom_mpi_options": "--no-such-option"}
-    with two_hosts(tmp_path, network, manifest, HELLO, asked) as launchers:
+    hyperparameters: dict[str, Json] = {
+        **MPI,
+        "sagemaker_mpi_custom_mpi_options": "--no-such-option",
+    }
+    with two_hosts(tmp_path, network, manifest, HELLO, hyperparameters) as launchers:
         statuses = [launcher.wait() for launcher in launchers]
     assert statuses[0] == statuses[1] != 0
     assert "no-such-option" in launchers[1].failure

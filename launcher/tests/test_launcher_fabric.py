@@ -57,9 +57,9 @@ def test_an_instance_with_efa_and_no_device_is_told() -> None:
 
 
 def test_what_the_container_sets_is_kept() -> None:
-    made = choose_fabric(manifest(), EFA, "ml.fast.xlarge", 2, {"FI_PROVIDER": "tcp"})
-    assert "FI_PROVIDER" not in made.variables
-    assert ("FI_PROVIDER", "kept as the container's environment has it") in made.reasons
+    fabric = choose_fabric(manifest(), EFA, "ml.fast.xlarge", 2, {"FI_PROVIDER": "tcp"})
+    assert "FI_PROVIDER" not in fabric.variables
+    assert ("FI_PROVIDER", "kept as the container's environment has it") in fabric.reasons
 
 
 ROWS = tomllib.loads((REPOSITORY / "images" / "instances.toml").read_text(encoding="utf-8"))[
@@ -152,7 +152,7 @@ def test_an_image_that_says_nothing_gets_what_every_version_takes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected", "said"),
+    ("interface", "expected", "message"),
     [
         ("eth0", "eth0", ""),
         ("eth0,eth1", "eth0,eth1", ""),
@@ -173,19 +173,23 @@ def test_an_image_that_says_nothing_gets_what_every_version_takes() -> None:
         ),
     ],
 )
-def test_network_interfaces_that_exist_are_used(given: str, expected: str, said: str) -> None:
+def test_network_interfaces_that_exist_are_used(
+    interface: str, expected: str, message: str
+) -> None:
     devices = Devices(interfaces=("eth0", "eth1"), reaching="eth1")
-    asked = environment(
+    job_environment = environment(
         {"sagemaker_mpi_enabled": True},
         hosts=("a", "b"),
         host="a",
-        interface=given,
+        interface=interface,
         devices=devices,
     )
-    made = plan(asked)
-    assert made.env["NCCL_SOCKET_IFNAME"] == made.env["GLOO_SOCKET_IFNAME"] == expected
-    assert made.argv[made.argv.index("btl_tcp_if_include") + 1] == expected
-    assert [warning.startswith(said) for warning in made.warnings] == ([True] if said else [])
+    node_plan = plan(job_environment)
+    assert node_plan.env["NCCL_SOCKET_IFNAME"] == node_plan.env["GLOO_SOCKET_IFNAME"] == expected
+    assert node_plan.argv[node_plan.argv.index("btl_tcp_if_include") + 1] == expected
+    assert [warning.startswith(message) for warning in node_plan.warnings] == (
+        [True] if message else []
+    )
 
 
 @pytest.mark.parametrize(
@@ -211,14 +215,16 @@ def test_open_mpi_keeps_to_the_interface_that_reaches_the_others(
         "devices": Devices(interfaces=("eth0", "eth1", "lo"), routed="eth0"),
         "hosts": ("a", "b"),
     }
-    given = {**several, "interface": "", **changed}
-    made = plan(
-        environment({"sagemaker_mpi_enabled": True, **given.pop("asked", {})}, host="a", **given)
+    variables = {**several, "interface": "", **changed}
+    node_plan = plan(
+        environment(
+            {"sagemaker_mpi_enabled": True, **variables.pop("asked", {})}, host="a", **variables
+        )
     )
     name = "OMPI_MCA_btl_tcp_if_include"
-    assert made.env.get(name) == expected
-    assert (name in made.hidden) == (expected is not None)
-    assert expected is None or "btl_tcp_if_include" not in made.argv
+    assert node_plan.env.get(name) == expected
+    assert (name in node_plan.hidden) == (expected is not None)
+    assert expected is None or "btl_tcp_if_include" not in node_plan.argv
 
 
 @pytest.mark.parametrize(
@@ -231,7 +237,7 @@ def test_the_flags_that_the_guide_recommends_reach_every_rank_once(
     that is asked for.
     """
     recommended = "-x FI_EFA_USE_DEVICE_RDMA=1 -x FI_PROVIDER=efa -x RDMAV_FORK_SAFE=1"
-    asked: dict[str, Json] = {
+    hyperparameters: dict[str, Json] = {
         "sagemaker_mpi_enabled": True,
         "sagemaker_mpi_num_of_processes_per_host": 8,
         "sagemaker_mpi_custom_mpi_options": recommended,
@@ -245,16 +251,20 @@ def test_the_flags_that_the_guide_recommends_reach_every_rank_once(
     image = parse_manifest(json.dumps(manifest_document(instances=rows)), "made-up")
     devices = Devices(gpus=8, cpus=8, interfaces=("eth0", "lo"), efa=("rdmap16s27",))
     hosts = ("algo-1", "algo-2")
-    made = plan(
-        environment(asked, hosts=hosts, instance_type=kind, devices=devices, manifest=image)
+    node_plan = plan(
+        environment(
+            hyperparameters, hosts=hosts, instance_type=kind, devices=devices, manifest=image
+        )
     )
-    exported = [made.argv[place + 1] for place, word in enumerate(made.argv) if word == "-x"]
+    exported = [
+        node_plan.argv[place + 1] for place, word in enumerate(node_plan.argv) if word == "-x"
+    ]
     for name, value in (flag.split("=") for flag in recommended.split("-x ")[1:]):
-        given = [word for word in exported if word.partition("=")[0] == name]
+        exported_words = [word for word in exported if word.partition("=")[0] == name]
         if name == left_out:
-            assert given == []
-            assert name not in made.env
-            assert any(name in warning for warning in made.warnings)
+            assert exported_words == []
+            assert name not in node_plan.env
+            assert any(name in warning for warning in node_plan.warnings)
             continue
-        assert len(given) == 1
-        assert value.strip() == (given[0].partition("=")[2] or made.env[name])
+        assert len(exported_words) == 1
+        assert value.strip() == (exported_words[0].partition("=")[2] or node_plan.env[name])

@@ -223,9 +223,9 @@ class Made(Sampler):
         threads = (
             Thread(True, (*call, Frame("train", "/opt/ml/code/train.py", 7)), values=values),
         )
-        took = {10: CpuTime(int(self.world.now * 1e9), 0)}
+        cpu_times = {10: CpuTime(int(self.world.now * 1e9), 0)}
         rank = Process(
-            "1", python=True, cpu=self.world.now, threads=took, moved=moved, stack=threads
+            "1", python=True, cpu=self.world.now, threads=cpu_times, moved=moved, stack=threads
         )
         seen = {10: rank, 11: Process("2", cpu=cpu)}
         return Sample(self.world.now, (10,), seen, writes=self.writes(roots))

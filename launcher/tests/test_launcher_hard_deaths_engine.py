@@ -66,11 +66,11 @@ def network() -> Iterator[Network]:
 @contextlib.contextmanager
 def load(count: int) -> Iterator[None]:
     """So many processes that compute."""
-    made = [subprocess.Popen((sys.executable, "-c", "while True: pass")) for _ in range(count)]
+    processes = [subprocess.Popen((sys.executable, "-c", "while True: pass")) for _ in range(count)]
     try:
         yield
     finally:
-        for process in made:
+        for process in processes:
             process.kill()
             process.wait()
 
@@ -108,7 +108,7 @@ def test_a_hard_death_of_a_rank(tmp_path: Path, network: Network, number: int) -
     ranks = (4, 8)[number // len(DEATHS) % 2]
     dying = 2 * ranks - 1 - (number // len(DEATHS)) * 5 % (2 * ranks)  # the last one first
     host = f"algo-{1 + dying // ranks}"
-    asked = {
+    hyperparameters = {
         **json.loads(os.environ.get("X", "{}")),
         "sagemaker_mpi_enabled": "true",
         "sagemaker_mpi_num_of_processes_per_host": str(ranks),
@@ -121,26 +121,26 @@ def test_a_hard_death_of_a_rank(tmp_path: Path, network: Network, number: int) -
         manifest = engine_manifest(tmp_path)
         prefix = {host: limit}
         hosts = stack.enter_context(
-            job_on(network, tmp_path, script, asked, manifest=manifest, before=prefix)
+            job_on(network, tmp_path, script, hyperparameters, manifest=manifest, before=prefix)
         )
         there = hosts[dying // ranks]
         there.read_until("dies")
         start_clock()
         statuses = [host.wait() for host in hosts]
         died = float(there.text.rpartition("] dies ")[2].split()[0])  # all hosts have one clock
-        took = max(host.ended for host in hosts) - died
-    told = [
+        seconds = max(host.ended for host in hosts) - died
+    failure_reports = [
         json.loads((host.base / "output/failure.json").read_text(encoding="utf-8"))
         for host in hosts
     ]
-    said = "\n".join((*(host.text for host in hosts), *(host.failure for host in hosts)))
+    text = "\n".join((*(host.text for host in hosts), *(host.failure for host in hosts)))
     print(
-        f"{kind}, rank {dying} of {2 * ranks}, load {loaded}: {statuses} after {took:.1f} s:"
-        f" {told[0]['cause']}"
+        f"{kind}, rank {dying} of {2 * ranks}, load {loaded}: {statuses} after {seconds:.1f} s:"
+        f" {failure_reports[0]['cause']}"
     )
-    assert [(row["host"], row["rank"]) for row in told] == [(host, dying)] * 2, said
-    assert statuses[0] == statuses[1] != 0, said
-    assert status in (None, statuses[0]), said
-    assert words in hosts[0].failure, said
-    assert hosts[0].failure == hosts[1].failure, said
-    assert_within(20, died, died + took, said)
+    assert [(row["host"], row["rank"]) for row in failure_reports] == [(host, dying)] * 2, text
+    assert statuses[0] == statuses[1] != 0, text
+    assert status in (None, statuses[0]), text
+    assert words in hosts[0].failure, text
+    assert hosts[0].failure == hosts[1].failure, text
+    assert_within(20, died, died + seconds, text)

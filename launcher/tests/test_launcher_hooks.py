@@ -43,9 +43,9 @@ def test_a_python_of_the_job_ends_when_gloos_threads_are_idle(
     tmp_path: Path, variables: dict[str, str], *, waits: bool
 ) -> None:
     write_inputs(tmp_path, BUSY.replace("SECONDS", "0.5" if waits else "1e9"), {}, {})
-    with Launcher(tmp_path, variables=variables) as made:
-        assert made.wait() == 0, made.text
-    assert ("the last line\nthe thread is idle" in made.text) is waits, made.text
+    with Launcher(tmp_path, variables=variables) as launcher:
+        assert launcher.wait() == 0, launcher.text
+    assert ("the last line\nthe thread is idle" in launcher.text) is waits, launcher.text
 
 
 def test_a_thread_that_never_rests_does_not_keep_the_process() -> None:
@@ -83,7 +83,7 @@ def test_a_process_without_gloos_threads_does_not_wait(tmp_path: Path, script: s
 
 
 @pytest.mark.parametrize(
-    ("variables", "found"),
+    ("variables", "expected_hooks"),
     [
         ({}, "stacks exit end"),
         ({"TRAINWORKS_CLEAN_EXIT": "off"}, "stacks end"),
@@ -91,14 +91,16 @@ def test_a_process_without_gloos_threads_does_not_wait(tmp_path: Path, script: s
         ({"TRAINWORKS_HANG": "off", "TRAINWORKS_CLEAN_EXIT": "off"}, "end"),
     ],
 )
-def test_which_hooks_a_job_has(variables: dict[str, str], found: str) -> None:
-    made = environment(variables={"PATH": "/no/py-spy", "PYTHONPATH": "/own", **variables})
-    given = hooks.variables(plan(made), made)
-    assert given.get(names.PYTHON_HOOKS_VARIABLE, "") == found
-    if found:
-        assert given["PYTHONPATH"].split(":")[1:] == ["/opt/ml/code", "/own"]
+def test_which_hooks_a_job_has(variables: dict[str, str], expected_hooks: str) -> None:
+    job_environment = environment(
+        variables={"PATH": "/no/py-spy", "PYTHONPATH": "/own", **variables}
+    )
+    hook_variables = hooks.variables(plan(job_environment), job_environment)
+    assert hook_variables.get(names.PYTHON_HOOKS_VARIABLE, "") == expected_hooks
+    if expected_hooks:
+        assert hook_variables["PYTHONPATH"].split(":")[1:] == ["/opt/ml/code", "/own"]
     else:
-        assert not given
+        assert not hook_variables
 
 
 def test_the_program_that_has_the_hooks_knows_the_names() -> None:
@@ -219,7 +221,7 @@ def test_a_sitecustomize_of_the_users_own_is_read(tmp_path: Path) -> None:
         "import sys\nsys.excepthook = lambda *_: print('mine')", encoding="utf-8"
     )
     write_inputs(tmp_path, "raise ValueError('loss is nan')", {}, {})
-    with Launcher(tmp_path, variables={"PYTHONPATH": str(tmp_path)}) as made:
-        assert made.wait() == 1
-    assert "\nmine\n" in made.text
-    assert made.failure.startswith("ValueError: loss is nan\n")
+    with Launcher(tmp_path, variables={"PYTHONPATH": str(tmp_path)}) as launcher:
+        assert launcher.wait() == 1
+    assert "\nmine\n" in launcher.text
+    assert launcher.failure.startswith("ValueError: loss is nan\n")

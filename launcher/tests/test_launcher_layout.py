@@ -37,8 +37,8 @@ Without it the newest pyenv one is looked for.
 
 
 def oldest_python() -> str:
-    found = sorted(Path.home().glob(".pyenv/versions/3.8.*/bin/python"))
-    return OLDEST or (str(found[-1]) if found else "")
+    pythons = sorted(Path.home().glob(".pyenv/versions/3.8.*/bin/python"))
+    return OLDEST or (str(pythons[-1]) if pythons else "")
 
 
 def test_version_is_the_distributions() -> None:
@@ -260,21 +260,21 @@ def test_help_explains_the_settings_that_people_set_and_its_second_page_every_on
 ) -> None:
     pages = []
     for words in (("--help",), ("--help", "all")):
-        with Launcher(tmp_path, *words) as made:
-            assert made.wait() == 0
-        pages.append(made.text)
+        with Launcher(tmp_path, *words) as launcher:
+            assert launcher.wait() == 0
+        pages.append(launcher.text)
     lines = [line for page in pages for line in page.splitlines()]
     assert max(map(len, lines)) <= 120
     assert all(str(status) in pages[0] for status in (64, 65, 66, 70))
     settings = [line.split()[0] for line in pages[0].partition("Settings, ")[2].splitlines()[1:]]
     assert len(settings) == 10
-    known = {
+    variable_names = {
         value
         for name, value in vars(names).items()
         if name.endswith("_VARIABLE") and name not in HANDED_ON
     }
     every = {line.split()[0] for line in pages[1].partition("Settings, ")[2].splitlines()[1:]}
-    assert every == {name for name in known if name.startswith("TRAINWORKS_")} | {
+    assert every == {name for name in variable_names if name.startswith("TRAINWORKS_")} | {
         "MASTER_PORT",
         "SAGEMAKER_BASE_DIR",
     }
@@ -290,8 +290,8 @@ def test_it_starts_quickly(tmp_path: Path) -> None:
     write_inputs(tmp_path, "", {}, {})
 
     def job() -> None:
-        with Launcher(tmp_path) as made:
-            assert made.wait() == 0
+        with Launcher(tmp_path) as launcher:
+            assert launcher.wait() == 0
 
     def peer() -> None:
         words = (sys.executable, "-c", "import asyncio, json, logging, subprocess, urllib.request")
@@ -418,7 +418,7 @@ def test_it_runs_on_the_oldest_python(tmp_path: Path) -> None:
         check=False,
     )
     assert imported.returncode == 0, imported.stderr.decode()
-    for words, status, said in (
+    for words, status, expected_output in (
         (("--plan",), 0, '"mode": "none"'),
         ((), 9, "script ['--epochs', '3']"),
     ):
@@ -429,7 +429,7 @@ def test_it_runs_on_the_oldest_python(tmp_path: Path) -> None:
             timeout=TIME_OUT,
             check=False,
         )
-        assert (done.returncode, said in done.stdout.decode()) == (status, True), (
+        assert (done.returncode, expected_output in done.stdout.decode()) == (status, True), (
             done.stderr.decode()
         )
 

@@ -35,8 +35,8 @@ class Lives:
 
 def test_a_round_that_leaves_nothing_got_no_step_further() -> None:
     lives = Lives()
-    found = [(lives.further(), lives.rounds.restarts) for _ in range(4)]
-    assert found == [(True, 1), (False, 2), (False, 3), (False, 4)]
+    attempts = [(lives.further(), lives.rounds.restarts) for _ in range(4)]
+    assert attempts == [(True, 1), (False, 2), (False, 3), (False, 4)]
 
 
 @pytest.mark.parametrize("where", ["checkpoints", "heartbeat"])
@@ -169,12 +169,12 @@ def test_the_sentence_is_the_cause_beside_the_last_failure() -> None:
     job = Job()
     for failure in (None, FAILURE, None):
         job.leader.judged(NOTHING, failure)
-    (ended,) = job.ended
-    assert ended.text.splitlines() == [
+    (outcome,) = job.ended
+    assert outcome.text.splitlines() == [
         "3 restarts in a row without a step further: ValueError: boom",
         "train.py on host algo-2: exit status 3",
     ]
-    assert (ended.kind, ended.status, ended.host, ended.rank) == (FAILED, 3, "algo-2", 3)
+    assert (outcome.kind, outcome.status, outcome.host, outcome.rank) == (FAILED, 3, "algo-2", 3)
     assert job.lines == [
         "the last restart got no step further (1 in a row; 3 end the job)",
         "the last restart got no step further (2 in a row; 3 end the job)",

@@ -369,17 +369,17 @@ def test_there_are_as_many_as_promised() -> None:
 
 @pytest.mark.parametrize("name", TAKEN)
 def test_two_hosts_are_planned(name: str) -> None:
-    found = described(TAKEN[name])
-    assert found.problems == ()
-    assert len(texts(found.resource_config["hosts"])) == 2
+    description = described(TAKEN[name])
+    assert description.problems == ()
+    assert len(texts(description.resource_config["hosts"])) == 2
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_missing_is_said(name: str) -> None:
     problems = described(REFUSED[name]).problems
     assert problems
-    said = "\n".join(map(str, problems))
-    assert any(word in said for word in ("TRAINWORKS_HOST", "NNODES", "srun ")), said
+    text = "\n".join(map(str, problems))
+    assert any(word in text for word in ("TRAINWORKS_HOST", "NNODES", "srun ")), text
 
 
 @pytest.mark.parametrize("name", RANKS)

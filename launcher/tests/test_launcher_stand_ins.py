@@ -53,7 +53,7 @@ def test_nothing_is_replaced_where_the_interface_exists_or_none_is_known_to_be_b
 
 
 @pytest.mark.parametrize(
-    ("hosts", "ranks", "said"),
+    ("hosts", "ranks", "message"),
     [
         ("algo-1:2,algo-2:2", "2", "asks for 2 process(es), and the hosts have room for 4"),
         ("algo-1,algo-2", "1", "asks for 1 process(es), and the hosts have room for 2"),
@@ -63,20 +63,20 @@ def test_nothing_is_replaced_where_the_interface_exists_or_none_is_known_to_be_b
     ],
 )
 def test_a_world_that_is_too_small_is_said_and_left_as_it_is(
-    hosts: str, ranks: str, said: str
+    hosts: str, ranks: str, message: str
 ) -> None:
-    given = ["--host", hosts, "-np", ranks, *PROGRAM]
-    words, notes = corrected(given, "", "")
-    assert words == given
-    assert said in "".join(notes)
-    assert len(notes) == bool(said)
+    words_before = ["--host", hosts, "-np", ranks, *PROGRAM]
+    words, notes = corrected(words_before, "", "")
+    assert words == words_before
+    assert message in "".join(notes)
+    assert len(notes) == bool(message)
 
 
 @pytest.mark.parametrize(
-    "given", [[], ["-np"], ["--host"], ["-mca", "x"], ["-x"], ["--version"], ["hostname"]]
+    "words_before", [[], ["-np"], ["--host"], ["-mca", "x"], ["-x"], ["--version"], ["hostname"]]
 )
-def test_a_line_that_mpirun_would_refuse_is_left_to_mpirun(given: list[str]) -> None:
-    assert corrected(given, "ethwe", "eth0") == (given, ())
+def test_a_line_that_mpirun_would_refuse_is_left_to_mpirun(words_before: list[str]) -> None:
+    assert corrected(words_before, "ethwe", "eth0") == (words_before, ())
 
 
 REAL = (
@@ -198,7 +198,7 @@ def test_open_mpi_4_reads_them_itself_and_a_users_own_value_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "sshd_words",
     [
         ("-De", "-h", "/key"),
         ("-D", "-f", "/etc/mine"),
@@ -209,7 +209,7 @@ def test_open_mpi_4_reads_them_itself_and_a_users_own_value_stays() -> None:
     ],
 )
 def test_an_sshd_whose_keys_are_chosen_already_gets_none(
-    installed: Path, given: tuple[str, ...]
+    installed: Path, sshd_words: tuple[str, ...]
 ) -> None:
-    done = called(installed, "somebody_else.py", "sshd", *given)
-    assert (done.stdout, done.stderr) == (f"{[*given]} None None\n", "")
+    done = called(installed, "somebody_else.py", "sshd", *sshd_words)
+    assert (done.stdout, done.stderr) == (f"{[*sshd_words]} None None\n", "")
