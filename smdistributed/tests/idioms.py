@@ -179,9 +179,9 @@ class Turns(Layer):
         self.cycle, self.factors = itertools.cycle([1.0, 0.5, 2.0]), iter([1.0, 1.5] * 100)
 
     def __deepcopy__(self, memo: Any) -> Turns:
-        made = Turns().double()
-        made.load_state_dict(self.state_dict())
-        return made
+        copy_made = Turns().double()
+        copy_made.load_state_dict(self.state_dict())
+        return copy_made
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.layer(x) * next(self.cycle) * next(self.factors)
@@ -328,10 +328,10 @@ def reads_inner(self: Any, x: torch.Tensor) -> Any:
 
 
 def nested(depth: int) -> dict[str, Any]:
-    made: dict[str, Any] = {"value": 1.0}
+    nested_value: dict[str, Any] = {"value": 1.0}
     for _ in range(depth):
-        made = {"in": made}
-    return made
+        nested_value = {"in": nested_value}
+    return nested_value
 
 
 def scale(held: Any, _: torch.Tensor) -> Any:
@@ -525,8 +525,8 @@ class Lends(Layer):
 
 
 def writes_to_loan(self: Any, x: torch.Tensor, *, bank: bool) -> Any:
-    h, kept, seen = self.b(self.a(x))
-    kept.mul_(0.9) if bank else seen.append(0.5)
+    h, loaned, seen = self.b(self.a(x))
+    loaned.mul_(0.9) if bank else seen.append(0.5)
     return self.c(h)
 
 

@@ -29,7 +29,7 @@ def train_step(loss_of: Callable[..., Any]) -> Any:
     return train
 
 
-def said(call: Callable[[], Any]) -> str:
+def error_of(call: Callable[[], Any]) -> str:
     """Return what a call raises, with the name of its class, or "nothing"."""
     try:
         call()

@@ -212,7 +212,7 @@ REFUSED: dict[str, Callable[[Any, Any], Any]] = {
     "module": lambda _a, _b: torch.nn.Linear(2, 2),
     "module in an object": lambda a, _b: Attributes(a, [torch.nn.Linear(2, 2)]),
     "iterator": lambda a, b: iter([a, b]),
-    "generator": lambda a, b: (each for each in (a, b)),
+    "generator": lambda a, b: (part for part in (a, b)),
     "closure": lambda a, b: lambda: a + b,
 }
 """Kinds that cannot travel."""

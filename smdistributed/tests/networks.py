@@ -374,13 +374,13 @@ def places(model: nn.Module, degree: int) -> dict[str, int] | None:
 
     The last partition stands for 1.
     """
-    given: dict[str, int] | None = getattr(model, "places", None)
-    if given is None:
+    own_places: dict[str, int] | None = getattr(model, "places", None)
+    if own_places is None:
         return None
     out: dict[str, int] = {}
     for name, _ in model.named_modules():
         parent = name.rpartition(".")[0]
-        index = given.get(name, out[parent] if name else 0)
+        index = own_places.get(name, out[parent] if name else 0)
         out[name] = degree - 1 if index else 0
     return out
 

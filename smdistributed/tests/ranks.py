@@ -161,7 +161,7 @@ def finish(processes: Sequence[subprocess.Popen[str]], *, limit: float = LIMIT) 
         RankError: The limit (seconds) passed; all ranks are killed.
     """
     start = time.monotonic()
-    ended: list[Ended] = []
+    ends: list[Ended] = []
     # A rank writes little: its pipes are read one after another.
     for rank, process in enumerate(processes):
         try:
@@ -176,8 +176,8 @@ def finish(processes: Sequence[subprocess.Popen[str]], *, limit: float = LIMIT) 
                 if not p.stdout or not p.stdout.closed
             ]
             raise RankError(f"rank {rank} still ran after {limit} s\n" + "\n".join(texts)) from None
-        ended.append(Ended(rank, process.returncode, out, err, time.monotonic() - start))
-    return ended
+        ends.append(Ended(rank, process.returncode, out, err, time.monotonic() - start))
+    return ends
 
 
 def run_program(

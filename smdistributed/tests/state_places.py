@@ -494,14 +494,14 @@ def drawn(chance: random.Random) -> Program:
     name = chance.choice(sorted(PLACES))
     # The remote module has no name for the root.
     writers = [
-        each
-        for each in WRITERS
-        if not (name.endswith(("of the root", "in the root")) and each == "body")
+        writer
+        for writer in WRITERS
+        if not (name.endswith(("of the root", "in the root")) and writer == "body")
     ]
     readers = [
-        each
-        for each in READERS
-        if not (name.endswith(("of the root", "in the root")) and each == "body")
+        reader
+        for reader in READERS
+        if not (name.endswith(("of the root", "in the root")) and reader == "body")
     ]
     size = chance.choice(PLACES[name].sizes)
     return Program(

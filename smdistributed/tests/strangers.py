@@ -556,7 +556,7 @@ class SumsAux(Net):
 
     def forward(self, x: torch.Tensor) -> Any:
         y = super().forward(x)
-        return y + sum(each.aux for each in self.modules() if isinstance(each, Experts))
+        return y + sum(module.aux for module in self.modules() if isinstance(module, Experts))
 
 
 class WritesContext(Body):
@@ -593,7 +593,7 @@ class Hooked(Net):
 
 
 def reversed_gradients(_: Any, grads: Any, __: Any) -> Any:
-    return tuple(None if each is None else each * -0.5 for each in grads)
+    return tuple(None if gradient is None else gradient * -0.5 for gradient in grads)
 
 
 class ScalesGradients(Net):
@@ -856,9 +856,9 @@ def schedules(job: Job, model: Any) -> list[float]:
     decayed = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() == 1]
     groups: list[dict[str, Any]] = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
-    made = torch.optim.AdamW(groups, lr=0.01)
-    optimizer, train = job.optimizer(made), job.step(squares)
-    rate: Any = torch.optim.lr_scheduler.OneCycleLR(made, max_lr=0.05, total_steps=6)
+    adamw = torch.optim.AdamW(groups, lr=0.01)
+    optimizer, train = job.optimizer(adamw), job.step(squares)
+    rate: Any = torch.optim.lr_scheduler.OneCycleLR(adamw, max_lr=0.05, total_steps=6)
     losses = []
     for step in range(5):
         optimizer.zero_grad()

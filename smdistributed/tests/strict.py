@@ -62,23 +62,29 @@ class Strict(dist.ProcessGroup):
 
     def send(self, tensors: list[torch.Tensor], dstRank: int, tag: int = 0) -> Work:  # noqa: ARG002, N803
         (tensor,) = tensors
-        gloo, said = self._gloo, torch.tensor([0])
+        gloo, signal = self._gloo, torch.tensor([0])
 
         def call() -> None:
             gloo.send([torch.tensor([tensor.numel() * tensor.element_size()])], dstRank, 0).wait()
-            gloo.recv([said], dstRank, 0).wait()  # the receive has been posted
+            gloo.recv([signal], dstRank, 0).wait()  # the receive has been posted
             gloo.send([tensor], dstRank, 0).wait()
 
         return self._launch(tensor, call)
 
     def recv(self, tensors: list[torch.Tensor], srcRank: int, tag: int = 0) -> Work:  # noqa: ARG002, N803
         (tensor,) = tensors
-        gloo, size, wanted = self._gloo, torch.tensor([0]), tensor.numel() * tensor.element_size()
+        gloo, size, size_expected = (
+            self._gloo,
+            torch.tensor([0]),
+            tensor.numel() * tensor.element_size(),
+        )
 
         def call() -> None:
             gloo.recv([size], srcRank, 0).wait()
-            if int(size) != wanted:
-                raise RuntimeError(f"a send of {int(size)} bytes meets a receive of {wanted}")
+            if int(size) != size_expected:
+                raise RuntimeError(
+                    f"a send of {int(size)} bytes meets a receive of {size_expected}"
+                )
             gloo.send([size], srcRank, 0).wait()
             gloo.recv([tensor], srcRank, 0).wait()
 

@@ -129,19 +129,21 @@ def test_gradients_are_bitwise_those_without(
         mine = [index for index, part in enumerate(cuts) if part == rank]
         names = [f"chain.{index}" if index < 5 else f"layers.{index - 5}" for index in mine]
         assert plain["runs"] == dict.fromkeys(names, 1)
-        for case, got in result.items():
-            assert got["runs"] == dict.fromkeys(names, 2), case  # each runs again, exactly once
-            assert got["gradients"].keys() == plain["gradients"].keys()
+        for case, case_result in result.items():
+            assert case_result["runs"] == dict.fromkeys(names, 2), (
+                case
+            )  # each runs again, exactly once
+            assert case_result["gradients"].keys() == plain["gradients"].keys()
             for name, value in plain["gradients"].items():
-                assert (got["gradients"][name] == value).all(), (case, name)
+                assert (case_result["gradients"][name] == value).all(), (case, name)
 
 
-def _kept() -> dict[str, int]:
+def _kept_bytes() -> dict[str, int]:
     """Return the bytes that a forward pass keeps for the backward pass, for each strategy."""
     import smdistributed.modelparallel.torch as smp
 
     smp.init({"offload_activations": True})
-    kept = {}
+    bytes_kept = {}
     for strategy in ("none", "each", "contiguous"):
         module = nn.Sequential(
             *(nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)) for _ in range(4))
@@ -157,16 +159,16 @@ def _kept() -> dict[str, int]:
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             module(torch.randn(32, 64, requires_grad=True)).sum()
-        kept[strategy] = sum(sizes.values())
-    return kept
+        bytes_kept[strategy] = sum(sizes.values())
+    return bytes_kept
 
 
 def test_fewer_activations_are_kept() -> None:
-    kept = run_ranks(1, _kept)[0]
+    kept_bytes = run_ranks(1, _kept_bytes)[0]
     one = 32 * 64 * 4
-    assert kept["none"] > 8 * one
-    assert kept["each"] < 6 * one
-    assert kept["contiguous"] < 2.5 * one
+    assert kept_bytes["none"] > 8 * one
+    assert kept_bytes["each"] < 6 * one
+    assert kept_bytes["contiguous"] < 2.5 * one
 
 
 def _split(automatic: bool) -> list[str]:

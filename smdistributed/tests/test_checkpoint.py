@@ -262,12 +262,12 @@ def _like_the_trainer(path: str) -> list[float]:
     smp.barrier()
     if smp.rdp_rank() == 0:
         smp.save(part, f"{path}/optimizer.pt", partial=True, v3=False)
-    whole = model.state_dict()
+    full_state = model.state_dict()
     if smp.rank() == 0:
         from safetensors.torch import save_file
 
-        del whole["head.weight"]  # tied: the Trainer writes it once
-        save_file(whole, f"{path}/model.safetensors")
+        del full_state["head.weight"]  # tied: the Trainer writes it once
+        save_file(full_state, f"{path}/model.safetensors")
         Path(f"{path}/user_content.pt").touch()
     smp.barrier()
     return [train(number) for number in range(2, 4)]
@@ -336,7 +336,7 @@ def test_names_are_translated(tmp_path: Path) -> None:
 # --- What can go wrong ----------------------------------------------------------------------------
 
 
-def _kept(path: str) -> None:
+def _kept_last(path: str) -> None:
     import smdistributed.modelparallel.torch as smp
     from smdistributed.modelparallel.torch.exceptions import SMPRuntimeError
 
@@ -359,7 +359,7 @@ def _kept(path: str) -> None:
 
 
 def test_the_newest_are_kept_and_a_failed_save_changes_nothing(tmp_path: Path) -> None:
-    run_ranks(2, _kept, str(tmp_path))
+    run_ranks(2, _kept_last, str(tmp_path))
     assert sorted(one.name for one in tmp_path.iterdir()) == ["newest", "t3_partial", "t4_partial"]
 
 
@@ -408,13 +408,13 @@ def test_a_killed_save_leaves_the_one_before(where: str, victim: int, tmp_path: 
     )
     variables = {"PYTHONPATH": f"{here.parent}:{os.environ.get('PYTHONPATH', '')}"}
     folder = tmp_path / "checkpoints"
-    ended = finish(start_program(2, ["-c", text, str(folder), where], variables=variables))
-    assert ended[victim].status == -signal.SIGKILL, ended
-    assert all(one.status != 0 for one in ended)
+    ends = finish(start_program(2, ["-c", text, str(folder), where], variables=variables))
+    assert ends[victim].status == -signal.SIGKILL, ends
+    assert all(one.status != 0 for one in ends)
     assert (folder / "newest").read_text() == "good"
     assert any(".saving-" in name for name in files(folder))  # it was killed in the middle
     resumed = run_ranks(2, _after_the_kill, str(folder))
-    assert str(resumed[0]) == ended[0].out.splitlines()[-1]
+    assert str(resumed[0]) == ends[0].out.splitlines()[-1]
     assert sorted(one.name for one in folder.iterdir()) == [
         "good_partial",
         "later_partial",

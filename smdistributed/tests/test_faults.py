@@ -91,13 +91,13 @@ def train(folder: str, fault: Fault) -> None:
     smp.init({**BY_HAND, "ddp": True})
     armed = False
     if fault.how == "raise late" and smp.rank() == fault.rank:
-        watch, told = initialize._watch, sys.excepthook
+        watch, hook_before = initialize._watch, sys.excepthook
         assert watch is not None
         watch.grace = PATIENCE  # a busy machine ends the others later than this one's grace
 
         def late(*error: Any) -> None:
             watch._thread.join(PATIENCE)  # it ends with the connection to rank 0
-            told(*error)
+            hook_before(*error)
 
         sys.excepthook = late
 
@@ -239,27 +239,27 @@ def check_others(
     now = time.monotonic()
     seconds = time.time() - float((folder / "failed").read_text())
     errors = [(folder / f"stderr{rank}").read_text() for rank in range(RANKS)]
-    told = "\n".join(f"rank {rank}: {text}" for rank, text in enumerate(errors))
+    joined_text = "\n".join(f"rank {rank}: {text}" for rank, text in enumerate(errors))
     quiet = [failing] if how in QUIET else []
-    assert all(status for rank, status in enumerate(statuses) if rank not in quiet), told
-    assert_within(10, now - seconds, now, told)
+    assert all(status for rank, status in enumerate(statuses) if rank not in quiet), joined_text
+    assert_within(10, now - seconds, now, joined_text)
     assert "the end was reached" not in "".join(
         (folder / f"stdout{r}").read_text() for r in range(RANKS)
     )
     raises = how.startswith("raise")
     for rank, text in enumerate(errors):
         if rank == failing:
-            assert text.count("Traceback") == raises, told
-            assert ("ValueError: the cause" in text) == raises, told
+            assert text.count("Traceback") == raises, joined_text
+            assert ("ValueError: the cause" in text) == raises, joined_text
             continue
-        said = [line for line in text.splitlines() if line.startswith("smp: ")]
-        assert len(said) == 1, told
+        lines = [line for line in text.splitlines() if line.startswith("smp: ")]
+        assert len(lines) == 1, joined_text
         assert re.search(
-            rf" ends: rank {failing}( \(pp_rank {failing % 2}\))? failed: ", said[0]
-        ), told
-        assert "Traceback" not in text, told
+            rf" ends: rank {failing}( \(pp_rank {failing % 2}\))? failed: ", lines[0]
+        ), joined_text
+        assert "Traceback" not in text, joined_text
         if raises:
-            assert said[0].endswith("ValueError: the cause"), told
+            assert lines[0].endswith("ValueError: the cause"), joined_text
 
 
 CORE = "exception in a remote forward"
@@ -278,12 +278,12 @@ def test_programs_end_as_forked_ranks_do(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "import sys\n"
-        f"sys.path[:0] = {[str(Path(each).parent) for each in (__file__, clock.__file__)]!r}\n"
+        f"sys.path[:0] = {[str(Path(file).parent) for file in (__file__, clock.__file__)]!r}\n"
         "from test_faults import Fault, train\n"
         f"train({str(tmp_path)!r}, Fault(1, 'forward', 'raise'))\n"
     )
     first, second, third, fourth = run_program(RANKS, [str(program)])
-    assert [each.status for each in (first, second, third, fourth)] == [1, 1, 1, 1]
+    assert [end.status for end in (first, second, third, fourth)] == [1, 1, 1, 1]
     assert second.err.count("Traceback") == 1
     for other in (first, third, fourth):
         assert "rank 1 (pp_rank 1) failed: ValueError: the cause" in other.err

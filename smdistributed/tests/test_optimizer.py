@@ -114,9 +114,9 @@ def test_every_optimizer_of_torch_equals_one_process(first_on: tuple[int, ...]) 
     ranks = run_ranks(2, _all_optimizers, first_on)
     for name in ranks[0]:
         want = alone(lambda parameters, name=name: make_named(name, parameters))
-        for got, _ in (ranks[0][name], ranks[1][name]):
+        for state, _ in (ranks[0][name], ranks[1][name]):
             for key, value in want.items():
-                assert torch.allclose(got[key], value, atol=1e-10, rtol=0), (name, key)
+                assert torch.allclose(state[key], value, atol=1e-10, rtol=0), (name, key)
     if first_on == (1, 1, 1):
         assert all(count == 0 for _, count in ranks[0].values())
 
@@ -286,12 +286,12 @@ def _state(wait: bool) -> list[float]:
         adam.zero_grad()
         loss_of(source(batch(number))).backward()
         adam.step()
-    whole = copy.deepcopy(adam.state_dict())
+    full_state = copy.deepcopy(adam.state_dict())
     optimizer: Any = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.5))
     if not wait:
         train(model, batch(9))
     model.load_state_dict(source.state_dict())
-    optimizer.load_state_dict(whole)
+    optimizer.load_state_dict(full_state)
     assert optimizer.param_groups[0]["lr"] == 0.02
     losses = []
     for number in range(3):
@@ -353,8 +353,8 @@ def _sharded(shard: bool) -> dict[str, Any]:
     elements = sum(v.numel() for one in optimizer.state.values() for v in one.values() if v.dim())
     grads = all(p.grad is not None for p in model.local_parameters())
     own, gathered = optimizer.local_state_dict(gather_if_shard=False), optimizer.local_state_dict()
-    whole = optimizer.state_dict()
-    for saved in (own, gathered, whole):
+    full_state = optimizer.state_dict()
+    for saved in (own, gathered, full_state):
         optimizer.load_state_dict(saved)
         assert set(optimizer.local_state_dict(gather_if_shard=False)["state"]) == set(own["state"])
     return {
@@ -363,7 +363,7 @@ def _sharded(shard: bool) -> dict[str, Any]:
         "grads": grads,
         "own": set(own["state"]),
         "gathered": set(gathered["state"]),
-        "whole": whole,
+        "whole": full_state,
         "norms": norms,
     }
 
@@ -519,6 +519,6 @@ def test_fused_optimizers_follow_their_papers_and_torch(ranks: int) -> None:
         adam_reference(torch.optim.AdamW),
     ]
     for gots in run_ranks(ranks, _fused, config):
-        for got, want in zip(gots, wants, strict=True):
-            for value, wanted in zip(got.values(), want, strict=True):
-                assert torch.allclose(value, wanted, atol=1e-10, rtol=0)
+        for one_got, want in zip(gots, wants, strict=True):
+            for value, expected in zip(one_got.values(), want, strict=True):
+                assert torch.allclose(value, expected, atol=1e-10, rtol=0)

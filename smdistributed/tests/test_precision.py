@@ -146,26 +146,26 @@ def _trains(name: str, scale: float | None) -> dict[str, Any]:
         assert parameter.dtype == dtype
         assert master.dtype == torch.float32
         assert torch.equal(parameter, master.to(dtype))
-    whole = optimizer.state_dict()["_smp_precision"]["masters"]
+    full_state = optimizer.state_dict()["_smp_precision"]["masters"]
     assert all(
         one["exp_avg"].dtype == torch.float32
         for one in optimizer.local_state_dict()["state"].values()
     )
     # Somebody changes the model: the masters follow where they differ.
-    kept = {index: master.clone() for index, (_, master) in optimizer._smp_masters.pairs.items()}
+    masters = {index: master.clone() for index, (_, master) in optimizer._smp_masters.pairs.items()}
     local = next(iter(model.local_parameters()))
     with torch.no_grad():
         local[0] = 3.0
     optimizer.zero_grad()
     optimizer.update_master_grads()
-    changed = [not torch.equal(kept[i], m) for i, (_, m) in optimizer._smp_masters.pairs.items()]
+    changed = [not torch.equal(masters[i], m) for i, (_, m) in optimizer._smp_masters.pairs.items()]
     assert changed == [True, False]
-    index = next(iter(kept))
-    assert torch.equal(optimizer._smp_masters.pairs[index][1][1:], kept[index][1:])
+    index = next(iter(masters))
+    assert torch.equal(optimizer._smp_masters.pairs[index][1][1:], masters[index][1:])
     local.data[1] = 4.0
     optimizer.reload_model_params(model, optimizer)
     assert bool((optimizer._smp_masters.pairs[index][1][1] == 4.0).all())
-    return {"losses": losses, "norms": norms, "masters": whole}
+    return {"losses": losses, "norms": norms, "masters": full_state}
 
 
 @pytest.mark.parametrize(("name", "scale"), [("bf16", 1.0), ("fp16", 1.0), ("fp16", 256.0)])
@@ -344,16 +344,16 @@ def _tensor() -> dict[str, Any]:
             (optimizer.clip_master_grads(100.0, float("inf")), optimizer.clip_master_grads(0.3))
         )
         optimizer.step()
-    whole = optimizer.state_dict()
+    full_state = optimizer.state_dict()
     plain = torch.optim.AdamW(network().parameters(), lr=0.05)
-    plain.load_state_dict(whole)
-    kept = {
+    plain.load_state_dict(full_state)
+    averages = {
         index: one["exp_avg"].clone()
         for index, one in optimizer.local_state_dict()["state"].items()
     }
-    optimizer.load_state_dict(whole)
+    optimizer.load_state_dict(full_state)
     for index, one in optimizer.local_state_dict()["state"].items():
-        assert torch.equal(one["exp_avg"], kept[index])
+        assert torch.equal(one["exp_avg"], averages[index])
     return {
         "norms": norms,
         "state": {index: one["exp_avg"] for index, one in plain.state_dict()["state"].items()},

@@ -317,20 +317,20 @@ def train(config: dict[str, Any], specs: list[Spec]) -> list[equality.Difference
     from smdistributed.modelparallel.torch.exceptions import StepError
 
     smp.init(config)
-    found: list[equality.Difference | str] = []
+    outcomes: list[equality.Difference | str] = []
     for spec in specs:
         torch.manual_seed(3)
         try:
-            found.append(
+            outcomes.append(
                 equality.compare(
                     Root(spec).double(), squares, rows, owner=place(spec, smp.pp_size())
                 )
             )
         except StepError as error:
-            found.append(f"{error} {error.__cause__}")
+            outcomes.append(f"{error} {error.__cause__}")
             forget()
     smp.barrier()
-    return found
+    return outcomes
 
 
 @pytest.mark.parametrize(
@@ -348,19 +348,20 @@ def test_random_idioms_equal_one_process_or_are_refused(
         "pipeline": pipeline,
     }
     refused = 0
-    for spec, *found in zip(
+    for spec, *rank_outcomes in zip(
         specs, *run_ranks(degree, train, config, specs, limit=300 + 20 * MODELS), strict=True
     ):
-        texts = [each for each in found if isinstance(each, str)]
+        texts = [outcome for outcome in rank_outcomes if isinstance(outcome, str)]
         refused += bool(texts)
         if texts:
             print(f"refused: {spec}: {texts}")
-            assert len(texts) == degree, f"{spec}: {found}"
-            assert any("smp.set_partition" in text for text in texts), f"{spec}: {found}"
+            assert len(texts) == degree, f"{spec}: {rank_outcomes}"
+            assert any("smp.set_partition" in text for text in texts), f"{spec}: {rank_outcomes}"
         else:
-            assert max(each.largest for each in found if not isinstance(each, str)) <= 1e-9, (
-                f"{spec}: {found}"
-            )
+            assert (
+                max(outcome.largest for outcome in rank_outcomes if not isinstance(outcome, str))
+                <= 1e-9
+            ), f"{spec}: {rank_outcomes}"
     assert refused <= MODELS // 10
 
 
@@ -375,6 +376,6 @@ FOUND: list[Spec] = [
 def test_what_was_found_before_equals_one_process() -> None:
     config = {"pipeline_parallel_degree": 3, "microbatches": 4}
     for results in run_ranks(3, train, config, FOUND):
-        for spec, found in zip(FOUND, results, strict=True):
-            assert not isinstance(found, str), f"{spec}: {found}"
-            assert found.largest <= 1e-9, f"{spec}: {found}"
+        for spec, outcome in zip(FOUND, results, strict=True):
+            assert not isinstance(outcome, str), f"{spec}: {outcome}"
+            assert outcome.largest <= 1e-9, f"{spec}: {outcome}"

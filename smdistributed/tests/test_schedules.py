@@ -74,9 +74,9 @@ def order_of_step(schedule: str, active: int) -> dict[str, Any]:
 def passes(actions: list[str]) -> list[tuple[str, int]]:
     return [
         (kind, int(number))
-        for each in actions
-        if each
-        for _, kind, number in [re.split("([FB])", each)]
+        for action in actions
+        if action
+        for _, kind, number in [re.split("([FB])", action)]
     ]
 
 
@@ -127,7 +127,7 @@ def test_every_schedule_is_whole(partitions: int, active: int | None, pipeline: 
     are in flight than may be.
     """
     columns = actions(partitions, 9, pipeline, active)
-    when = {each: time for column in columns for time, each in enumerate(column) if each}
+    when = {action: time for column in columns for time, action in enumerate(column) if action}
     assert len(when) == 2 * partitions * 9
     for rank, number in itertools.product(range(partitions), range(9)):
         assert when[f"{rank}F{number}"] < when[f"{rank}B{number}"]
@@ -156,9 +156,9 @@ def test_every_thread_of_a_step_computes_with_as_many_threads_as_the_script_says
         2, [str(HERE / "scripts" / "threads.py")], variables={"OMP_NUM_THREADS": "2"}
     )
     assert root.status == 0, root.err
-    found = re.search(r"before 2 in steps 1 changes of threads (\d+)$", root.out, re.MULTILINE)
-    assert found is not None, root.out
-    assert int(found[1]) > 0
+    match = re.search(r"before 2 in steps 1 changes of threads (\d+)$", root.out, re.MULTILINE)
+    assert match is not None, root.out
+    assert int(match[1]) > 0
 
 
 def what_contexts_carry() -> dict[str, Any]:
@@ -360,13 +360,13 @@ def returns_more_when(flag: bool) -> list[Any]:
             model.backward(loss)
         return loss
 
-    found = []
+    losses = []
     for change, everywhere in ((False, True), (True, True), (False, False)):
         model.zero_grad()
         loss = train(model, torch.ones(2, 4), change, everywhere)
         gradients = [float(p.grad.sum()) for p in model.local_parameters() if p.grad is not None]
-        found.append((float(loss.reduce_mean()), gradients))
-    return found
+        losses.append((float(loss.reduce_mean()), gradients))
+    return losses
 
 
 @pytest.mark.parametrize("tail", [True, False])

@@ -69,17 +69,17 @@ def run(
         else []
     )
     command = [*started, str(script), *arguments]
-    ended = run_program(1 if torchrun else ranks, command, variables=variables, folder=folder)
-    assert not any(rank.status for rank in ended), _story(ended)
+    ends = run_program(1 if torchrun else ranks, command, variables=variables, folder=folder)
+    assert not any(rank.status for rank in ends), _story(ends)
     return [
         float(number)
-        for number in re.findall(r"\bLoss: ([0-9.]+(?:e-?\d+)?)", ended[0].out + ended[0].err)
+        for number in re.findall(r"\bLoss: ([0-9.]+(?:e-?\d+)?)", ends[0].out + ends[0].err)
     ]
 
 
-def _story(ended: list[Ended]) -> str:
+def _story(results: list[Ended]) -> str:
     return "\n".join(
-        f"rank {rank.rank}: status {rank.status}\n{rank.out}\n{rank.err}" for rank in ended
+        f"rank {rank.rank}: status {rank.status}\n{rank.out}\n{rank.err}" for rank in results
     )
 
 

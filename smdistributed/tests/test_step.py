@@ -85,16 +85,16 @@ def _arguments() -> None:
         module=module,
         sliced=[Sliced("one")],
     )
-    assert [each.tolist() for each in seen["positional"]] == [
+    assert [batch.tolist() for batch in seen["positional"]] == [
         [[0], [1]],
         [[2], [3]],
         [[4], [5]],
         [[6], [7]],
     ]
     for name in ("across", "last", "named"):
-        assert [each.tolist() for each in seen[name]] == [[[0, 1]], [[2, 3]], [[4, 5]], [[6, 7]]]
-    assert all(each["x"] is rows for each in seen["whole"])
-    assert all(each is rows for each in seen["key"])
+        assert [batch.tolist() for batch in seen[name]] == [[[0, 1]], [[2, 3]], [[4, 5]], [[6, 7]]]
+    assert all(batch["x"] is rows for batch in seen["whole"])
+    assert all(batch is rows for batch in seen["key"])
     assert [(part[0].tolist(), part[1]) for part in seen["more"]] == [
         ([[2 * index], [2 * index + 1]], f"more {index} of 4 along 0") for index in range(4)
     ]
@@ -110,13 +110,13 @@ def _arguments() -> None:
             [[2 * index + 1], [2 * index + 2]],
         )
         assert (part["pair"].left.tolist(), part["pair"].right) == (own, None)
-        assert [each.tolist() for each in part["set"]] == [own]
+        assert [batch.tolist() for batch in part["set"]] == [own]
         assert part["ordered"]["a"].tolist() == part["default"]["a"].tolist() == own
     # What has no tensor in it is not even copied.
-    assert all(each is untouched for each in seen["untouched"])
-    assert all(each is module for each in seen["module"])
-    assert [float(each) for each in seen["scalar"]] == [5.0] * 4
-    assert [tuple(each.shape) for each in seen["empty"]] == [(0, 3)] * 4
+    assert all(batch is untouched for batch in seen["untouched"])
+    assert all(batch is module for batch in seen["module"])
+    assert [float(batch) for batch in seen["scalar"]] == [5.0] * 4
+    assert [tuple(batch.shape) for batch in seen["empty"]] == [(0, 3)] * 4
     assert seen["sliced"] == [[f"one {index} of 4 along 0"] for index in range(4)]
 
 
@@ -218,21 +218,21 @@ def _results() -> None:
         }
 
     assert (vars(step)["__name__"], step.__doc__) == ("step", "Say what it does.")
-    found = step(torch.arange(8.0))
-    loss = found["loss"]
+    outputs = step(torch.arange(8.0))
+    loss = outputs["loss"]
     assert isinstance(loss, smp.StepOutput)
-    assert [float(each) for each in loss.outputs] == [0.5, 2.5, 4.5, 6.5]
-    assert not any(each.requires_grad for each in loss)
+    assert [float(output) for output in loss.outputs] == [0.5, 2.5, 4.5, 6.5]
+    assert not any(output.requires_grad for output in loss)
     assert (float(loss.reduce_mean()), float(loss.reduce_sum())) == (3.5, 14.0)
     assert loss.concat().tolist() == loss.stack().tolist() == [0.5, 2.5, 4.5, 6.5]
-    assert found["rows"][0].concat().tolist() == list(range(8))
-    assert found["rows"][0].stack().tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert isinstance(found["rows"][1][0].detach(), smp.StepOutput)
-    assert (float(found["pair"].left.reduce_sum()), found["pair"].right) == (28.0, ["text"] * 4)
-    assert found["count"] == [2] * 4
-    assert found["nothing"] is None
-    assert [type(each) for each in found["sometimes"]] == [torch.Tensor] + [type(None)] * 3
-    assert found["ragged"] == [[], [0, 1], [0, 1, 2, 3], [0, 1, 2, 3, 4, 5]]
+    assert outputs["rows"][0].concat().tolist() == list(range(8))
+    assert outputs["rows"][0].stack().tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert isinstance(outputs["rows"][1][0].detach(), smp.StepOutput)
+    assert (float(outputs["pair"].left.reduce_sum()), outputs["pair"].right) == (28.0, ["text"] * 4)
+    assert outputs["count"] == [2] * 4
+    assert outputs["nothing"] is None
+    assert [type(output) for output in outputs["sometimes"]] == [torch.Tensor] + [type(None)] * 3
+    assert outputs["ragged"] == [[], [0, 1], [0, 1, 2, 3], [0, 1, 2, 3, 4, 5]]
 
     @smp.step(detach_outputs=False)
     def attached(rows: torch.Tensor) -> torch.Tensor:
@@ -368,11 +368,11 @@ def _sources() -> dict[str, str]:
     smp.init(FOUR)
     dataset = torch.utils.data.TensorDataset(torch.ones(8, 1))
     loader = torch.utils.data.DataLoader(dataset, batch_size=4)
-    whole = smp.step(non_split_inputs=["source"])(lambda source, _: next(iter(source))[0])
-    assert len(whole(loader, None).concat()) == 16
+    first_of_source = smp.step(non_split_inputs=["source"])(lambda source, _: next(iter(source))[0])
+    assert len(first_of_source(loader, None).concat()) == 16
     counted = smp.step(lambda numbers, x: x + next(numbers))
     assert counted(itertools.count(), torch.zeros(4)).concat().tolist() == [0.0, 1.0, 2.0, 3.0]
-    found = {}
+    messages = {}
     for name, source in {
         "DataLoader": loader,
         "TensorDataset": dataset,
@@ -380,13 +380,13 @@ def _sources() -> dict[str, str]:
     }.items():
         with pytest.raises(ValueError, match="argument source") as caught:
             smp.step(lambda source: next(iter(source)))({"train": source})
-        found[name] = str(caught.value)
-    return found
+        messages[name] = str(caught.value)
+    return messages
 
 
 def test_where_batches_come_from_is_no_batch() -> None:
-    (found,) = run_ranks(1, _sources)
-    for name, text in found.items():
+    (messages,) = run_ranks(1, _sources)
+    for name, text in messages.items():
         assert (
             f"argument source['train']: a {name} is not split, so each of 4 microbatches would draw"
             in text

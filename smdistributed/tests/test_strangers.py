@@ -52,14 +52,16 @@ class Plain(Job):
         return optimizer
 
     def step(self, function: Callable[..., Any]) -> Callable[..., list[float]]:
-        def run(model: Any, *given: Any) -> list[float]:
+        def run(model: Any, *arguments: Any) -> list[float]:
             chunks = [
-                each.chunk(MICROBATCHES) if isinstance(each, torch.Tensor) else None
-                for each in given
+                argument.chunk(MICROBATCHES) if isinstance(argument, torch.Tensor) else None
+                for argument in arguments
             ]
             losses = []
             for number in range(MICROBATCHES):
-                parts = [g if c is None else c[number] for g, c in zip(given, chunks, strict=True)]
+                parts = [
+                    g if c is None else c[number] for g, c in zip(arguments, chunks, strict=True)
+                ]
                 losses.append(float(function(model, *parts)))
             return losses
 
@@ -86,8 +88,8 @@ class Partitioned(Job):
 
         decorated: Any = smp.step(function)
 
-        def run(model: Any, *given: Any) -> list[float]:
-            return [float(each) for each in decorated(model, *given).outputs]
+        def run(model: Any, *arguments: Any) -> list[float]:
+            return [float(output) for output in decorated(model, *arguments).outputs]
 
         return run
 
@@ -116,13 +118,13 @@ def differences(names: list[str]) -> dict[str, tuple[float, str]]:
     from smdistributed.modelparallel.torch.exceptions import StepError
 
     smp.init({**BY_HAND, "microbatches": MICROBATCHES})
-    found = {}
+    deviations = {}
     for name in names:
         numbers, state = play(Plain(), name)
         try:
             mine, states = play(Partitioned(), name)
         except StepError as error:
-            found[name] = (0.0, str(error))
+            deviations[name] = (0.0, str(error))
         else:
             assert len(mine) == len(numbers)
             assert states.keys() == state.keys()
@@ -130,10 +132,10 @@ def differences(names: list[str]) -> dict[str, tuple[float, str]]:
             off += [
                 float((states[key].double() - state[key].double()).abs().max()) for key in state
             ]
-            found[name] = (max(off), "")
+            deviations[name] = (max(off), "")
         forget()
         smp.barrier()
-    return found
+    return deviations
 
 
 def test_programs_of_others_equal_one_process_or_are_refused() -> None:

@@ -633,10 +633,10 @@ def _as_a_gpt_script(config: dict[str, Any], sublayers: bool) -> list[float]:
     settings.use_cache = False
     torch.manual_seed(0)
     with smp.model_creation(tensor_parallelism=True):
-        made: Any = AutoModelForCausalLM.from_config(settings)  # type: ignore[no-untyped-call]
-    plain = copy.deepcopy(made).double()
-    names = list(made.state_dict())
-    model = smp.DistributedModel(made)
+        random_model: Any = AutoModelForCausalLM.from_config(settings)  # type: ignore[no-untyped-call]
+    plain = copy.deepcopy(random_model).double()
+    names = list(random_model.state_dict())
+    model = smp.DistributedModel(random_model)
     module: Any = model.get_module()
     layers = module.transformer.seq_layers
     for index, layer in enumerate(layers.children()):
@@ -659,7 +659,7 @@ def _as_a_gpt_script(config: dict[str, Any], sublayers: bool) -> list[float]:
     optimizer.step()
     assert list(model.state_dict()) == names
     expected = torch.stack(
-        [plain(input_ids=each, labels=each).loss for each in ids.chunk(smp.tp_size())]
+        [plain(input_ids=id_part, labels=id_part).loss for id_part in ids.chunk(smp.tp_size())]
     )
     return [loss.item(), expected[smp.tp_rank()].item()]
 
@@ -700,9 +700,9 @@ def test_models_of_hugging_face_answer_the_names_of_the_distributed_transformer(
 
     import smdistributed.modelparallel.torch as smp
 
-    made = getattr(transformers, kind)
+    model_class = getattr(transformers, kind)
     with torch.device("meta"):
-        model = made(made.config_class(vocab_size=16, **sizes))
+        model = model_class(model_class.config_class(vocab_size=16, **sizes))
     before = [name for name, _ in model.named_modules()], list(model.state_dict())
     smp.nn.huggingface.answer(model)
     assert not hasattr(model.get_submodule(where) if where == "decoder" else model, "seq_layers")

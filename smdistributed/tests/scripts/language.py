@@ -81,10 +81,10 @@ def dataloader(seed):
 def groups(module):
     decay, plain = {"params": []}, {"params": [], "weight_decay": 0.0}
     seen = set()
-    for each in module.modules():
-        for name, parameter in each._parameters.items():
+    for child in module.modules():
+        for name, parameter in child._parameters.items():
             if parameter is not None and id(parameter) not in seen:
-                (plain if name == "bias" or isinstance(each, LayerNorm) else decay)[
+                (plain if name == "bias" or isinstance(child, LayerNorm) else decay)[
                     "params"
                 ].append(parameter)
                 seen.add(id(parameter))
@@ -202,9 +202,9 @@ def main():
     if smp.rank() == 0:
         print(f"skipped {skipped}, validation {validation}")
     if smp.rdp_rank() == 0 or args.sharded_data_parallel_degree > 1:
-        whole = model.state_dict(gather_to_rank0=True)
+        full_state = model.state_dict(gather_to_rank0=True)
         if smp.rank() == 0:
-            state = {"model": translate_state_dict_to_hf_gpt2(whole, LENGTH), "steps": steps}
+            state = {"model": translate_state_dict_to_hf_gpt2(full_state, LENGTH), "steps": steps}
             smp.save(state, os.path.join(args.folder, f"model-{count}.pt"), partial=False)
     smp.save_checkpoint(
         args.folder, tag=f"steps-{steps}", partial=True, model=model, optimizer=optimizer,
