@@ -48,13 +48,13 @@ class EfaHost:
             root = classes / "tree" / f"pci0000:{bus:02x}"
             device = root / f"0000:{bus:02x}:1b.0"
             place = root / "pci_bus" / f"0000:{bus:02x}"
-            for made in (
+            for new_folder in (
                 device,
                 place,
                 classes / "infiniband" / name,
                 classes / "infiniband_verbs" / f"uverbs{index}",
             ):
-                made.mkdir(parents=True)
+                new_folder.mkdir(parents=True)
             (classes / "pci_bus" / f"0000:{bus:02x}").symlink_to(
                 f"../tree/{root.name}/pci_bus/{place.name}"
             )

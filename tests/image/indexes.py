@@ -22,7 +22,7 @@ def wheel_of(name: str, version: str, text: str, *requires: str) -> tuple[str, b
     files = {
         f"{name}.py": text,
         f"{information}/METADATA": metadata
-        + "".join(f"Requires-Dist: {each}\n" for each in requires),
+        + "".join(f"Requires-Dist: {requirement}\n" for requirement in requires),
         f"{information}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     files[f"{information}/RECORD"] = "".join(
@@ -40,11 +40,11 @@ def sdist_of(name: str, version: str, setup: str, **files: str) -> tuple[str, by
     only when its setup.py runs.
     """
     stem = f"{name}-{version}"
-    said = f"Metadata-Version: 1.0\nName: {name}\nVersion: {version}\n"
+    metadata = f"Metadata-Version: 1.0\nName: {name}\nVersion: {version}\n"
     texts = {
-        "PKG-INFO": said,
+        "PKG-INFO": metadata,
         "setup.py": setup,
-        **{f"{each}.py": text for each, text in files.items()},
+        **{f"{file}.py": text for file, text in files.items()},
     }
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:

@@ -108,9 +108,9 @@ def build_once(
     """
     engine = engine_that_answers(name)
     title = f"trainworks-test-{name}-{framework}-{cuda}"
-    root, said = shared / title, shared / f"{title}.json"
+    root, description_file = shared / title, shared / f"{title}.json"
     with _one_at_a_time(title):
-        if not said.exists():
+        if not description_file.exists():
             # In a copy, so that the record of the build does not change this checkout.
             shutil.rmtree(root, ignore_errors=True)
             # A variant of a target is not what its record is of.
@@ -123,9 +123,11 @@ def build_once(
             # Not the checks that passed: the one that did not is above them.
             complaints = [line for line in done.stderr.splitlines() if not line.startswith("ok  ")]
             assert done.returncode == 0, "\n".join(complaints)[-6000:]
-            said.write_text(
+            description_file.write_text(
                 json.dumps({"report": json.loads(done.stdout), "progress": done.stderr}),
                 encoding="utf-8",
             )
-    found = json.loads(said.read_text(encoding="utf-8"))
-    return BuiltByCommand(engine=engine, root=root, reference=found["report"]["tags"][0], **found)
+    description = json.loads(description_file.read_text(encoding="utf-8"))
+    return BuiltByCommand(
+        engine=engine, root=root, reference=description["report"]["tags"][0], **description
+    )

@@ -70,7 +70,9 @@ class Days:
         self, *, snapshots: bool = True, locked: bool = False, no_cache: bool = False
     ) -> BuiltImage:
         """Build; ``snapshots``: whether this machine knows where the archive of other days is."""
-        states = ";".join(f"{each.suite} {each.date} {each.contents}" for each in self.base.states)
+        states = ";".join(
+            f"{state.suite} {state.date} {state.contents}" for state in self.base.states
+        )
         secrets = "--mount=type=secret,id=apt.conf --mount=type=secret,id=sources.list"
         mounts = f"{secrets} --mount=type=bind,source=files/system,target=/mnt"
         dockerfile = (
@@ -261,11 +263,11 @@ def test_a_bootstrapped_base_has_the_release_and_no_update(days: Days, tmp_path:
         settings, apt=replace(settings.apt, sources=(*settings.apt.sources, updates))
     )
     days.archive.requests.clear()
-    made = bootstrap(debian, tmp_path / "base.tar", settings, lambda _line: None)
+    base_identifier = bootstrap(debian, tmp_path / "base.tar", settings, lambda _line: None)
     assert days.archive.requests == []
     there = days.engine.inspect(debian.name)
     assert there is not None
-    assert made.rpartition(":")[2] == there.identifier.rpartition(":")[2]
+    assert base_identifier.rpartition(":")[2] == there.identifier.rpartition(":")[2]
     with days.engine.container(debian.name) as container:
         recorded = container.run(("cat", RECORD)).output.splitlines()
     assert [line.split()[0] for line in recorded] == [debian.row.suite]

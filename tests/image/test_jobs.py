@@ -227,8 +227,8 @@ def test_a_script_for_awss_images_calls_mpirun_with_a_hostfile(
     if user:
         subprocess.run(("chown", "-R", user, str(tmp_path)), check=True)
     settings = {**RESTRICTED, "user": user} if user else {}
-    said = run_on_hosts(docker_image.reference, network, folders, settings=settings)
-    assert all(f"rank {rank} of 4 sum 6\n" in said for rank in range(4)), said
+    output = run_on_hosts(docker_image.reference, network, folders, settings=settings)
+    assert all(f"rank {rank} of 4 sum 6\n" in output for rank in range(4)), output
 
 
 IDENTITY = ("-c", "user.name=test", "-c", "user.email=test@example.org")

@@ -123,8 +123,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         str(folder / "tree"),
     )
     subprocess.run(command, check=True, timeout=600)
-    (made,) = folder.glob("*.whl")
-    return made
+    (wheel_file,) = folder.glob("*.whl")
+    return wheel_file
 
 
 @dataclass(frozen=True)
@@ -195,10 +195,12 @@ def theirs(
         docker_image.engine.remove(name)
 
 
-def run_train(made: Theirs, folder: Path, *words: str) -> Completed:
+def run_train(their_image: Theirs, folder: Path, *words: str) -> Completed:
     """Run a host's job in a container of the image."""
     mounts = (Mount(source=folder, target="/opt/ml"),)
-    return made.engine.run(made.reference, Job(command=words, mounts=mounts, timeout=300))
+    return their_image.engine.run(
+        their_image.reference, Job(command=words, mounts=mounts, timeout=300)
+    )
 
 
 def test_two_ranks_train_on_one_host(theirs: Theirs, tmp_path: Path) -> None:
@@ -222,8 +224,10 @@ def test_two_hosts_train_and_no_user_is_root(theirs: Theirs, network: Any, tmp_p
         for host in hosts
     }
     subprocess.run(("chown", "-R", "1000", str(tmp_path)), check=True)
-    said = run_on_hosts(theirs.reference, network, folders, settings={**RESTRICTED, "user": "1000"})
-    assert_trained(said, 2, folders["algo-1"])
+    output = run_on_hosts(
+        theirs.reference, network, folders, settings={**RESTRICTED, "user": "1000"}
+    )
+    assert_trained(output, 2, folders["algo-1"])
 
 
 def test_a_dead_rank_is_named_on_both_hosts(theirs: Theirs, network: Any, tmp_path: Path) -> None:

@@ -291,7 +291,7 @@ def private() -> Iterator[Index]:
         yield server
 
 
-def written(row: Row, folder: Path, index: Index, private: Index) -> Path:
+def write_requirements(row: Row, folder: Path, index: Index, private: Index) -> Path:
     """Write the files of a row, and return the first."""
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in index.files.items()}
     values = {
@@ -318,7 +318,7 @@ def written(row: Row, folder: Path, index: Index, private: Index) -> Path:
 
 def variables(index: Index, private: Index, folder: Path) -> dict[str, str]:
     """Return an environment without settings of this machine, with logins by variables."""
-    kept = {
+    kept_variables = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("UV_", "PIP_", "XDG_"))
@@ -330,7 +330,7 @@ def variables(index: Index, private: Index, folder: Path) -> dict[str, str]:
         **LOGIN,
     }
     login = {"UV_INDEX_INSIDE_USERNAME": USER, "UV_INDEX_INSIDE_PASSWORD": private.password}
-    return {**kept, **own, **login, "XDG_CACHE_HOME": str(folder / "cache")}
+    return {**kept_variables, **own, **login, "XDG_CACHE_HOME": str(folder / "cache")}
 
 
 def locked(file: Path, row: Row, folder: Path, facts: Facts) -> ExtensionLock:
@@ -407,9 +407,7 @@ def by_uv(file: Path, row: Row, folder: Path) -> dict[str, str]:
     )
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["changes"]
-    return {
-        each["name"]: each.get("version", "") for each in rows if each["action"] != "uninstalled"
-    }
+    return {row["name"]: row.get("version", "") for row in rows if row["action"] != "uninstalled"}
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -429,27 +427,27 @@ def test_a_line_is_what_uv_makes_of_it_or_a_named_refusal(
     # A Python without pip, as uv makes them: then its settings are these variables, and no pip has
     # to start for each row. What pip says of them: launcher/tests/test_launcher_pip_files.py.
     monkeypatch.setitem(sys.modules, "pip", None)
-    file = written(row, folder, index, private)
+    file = write_requirements(row, folder, index, private)
     if row.refused:
         with pytest.raises((ExtendError, LockError)) as caught:
             locked(file, row, tmp_path, facts)
         assert row.refused in " ".join(caught.value.message.split())
         return
     lock = locked(file, row, tmp_path, facts)
-    found = dict(lock.locked)
+    locked_versions = dict(lock.locked)
     beside = folder / "alone.txt" if row.alone else file
-    assert found == {
-        each: found[each] if version == "" else version
-        for each, version in by_uv(beside, row, tmp_path).items()
+    assert locked_versions == {
+        name: locked_versions[name] if version == "" else version
+        for name, version in by_uv(beside, row, tmp_path).items()
     }
-    assert (found == {}) == row.empty
+    assert (locked_versions == {}) == row.empty
     # Each hash is of a file that an index has.
-    known = {
+    known_digests = {
         hashlib.sha256(content).hexdigest()
-        for each in (index, private)
-        for content in each.files.values()
+        for index_server in (index, private)
+        for content in index_server.files.values()
     }
-    assert {digest for digests in lock.hashes.values() for digest in digests} <= known
+    assert {digest for digests in lock.hashes.values() for digest in digests} <= known_digests
     assert LOGIN["WORD"] not in lock.text
     assert base64.b64encode(LOGIN["WORD"].encode()).decode() not in lock.text
 

@@ -119,18 +119,18 @@ def matrix(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Matrix]:
 def test_one_that_fails_takes_no_other_with_it_and_the_next_run_goes_on_where_this_one_ended(
     matrix: Matrix,
 ) -> None:
-    report, said = matrix.build()
+    report, output = matrix.build()
     assert report["at_once"] == 2
     assert [target["outcome"] for target in report["targets"]] == ["done", "failed", "done"]
     assert [bool(matrix.engine.inspect(tag)) for tag in matrix.tags] == [True, False, True]
     good, broken, fine = report["targets"]
     assert report["exit_status"] == broken["exit_status"] == BuildError.exit_status
     assert broken["target"] in broken["cause"]
-    assert f"{broken['target']}: failed: {broken['cause']}" in said
-    assert "apt-get: not found" in said
-    assert f"{good['target']}: done" in said
+    assert f"{broken['target']}: failed: {broken['cause']}" in output
+    assert "apt-get: not found" in output
+    assert f"{good['target']}: done" in output
 
-    again, said = matrix.build()
+    again, output = matrix.build()
     assert [target["outcome"] for target in again["targets"]] == [
         "unchanged",
         "failed",

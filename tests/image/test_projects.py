@@ -722,7 +722,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-def written(case: Case, folder: Path, values: Mapping[str, str]) -> None:
+def write_project(case: Case, folder: Path, values: Mapping[str, str]) -> None:
     """Write the files of a case, with values in the place of names."""
     for name, text in case.files.items():
         path = folder / name
@@ -799,7 +799,7 @@ def test_a_project_is_the_same_at_both_doors_and_for_uv(
         "COMMIT": repository.commit,
         "HASH": hashlib.sha256(index.files["delta-1.0-py3-none-any.whl"]).hexdigest(),
     }
-    written(case, folder, values)
+    write_project(case, folder, values)
     login = {"UV_INDEX_INSIDE_USERNAME": USER, "UV_INDEX_INSIDE_PASSWORD": private.password}
     settings = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": index.simple, **login}
 
@@ -830,35 +830,40 @@ def test_a_project_is_the_same_at_both_doors_and_for_uv(
         check=False,
         timeout=300,
     )
-    said = job.stdout + job.stderr
+    output = job.stdout + job.stderr
     before, *answers = [
         json.loads(line) for line in job.stdout.splitlines() if line.startswith("{")
     ]
-    plain = answers.pop(0)["changes"] if case.plain and "uv refuses" not in said else None
+    plain = answers.pop(0)["changes"] if case.plain and "uv refuses" not in output else None
 
     extended = extend(
         docker_image, folder / case.folder, {**settings, "XDG_CACHE_HOME": str(cache)}, *case.words
     )
     if case.refused:
-        assert (job.returncode != 0, case.refused in said) == (True, True), said
+        assert (job.returncode != 0, case.refused in output) == (True, True), output
         assert (extended.returncode != 0, case.refused in extended.stderr) == (
             True,
             True,
         ), extended.stderr
         assert plain is None
         return
-    assert job.returncode == 0, said
+    assert job.returncode == 0, output
     assert extended.returncode == 0, extended.stderr
-    assert case.said in said
+    assert case.said in output
     assert case.said in extended.stderr
-    locked = dict(each.split("==") for each in json.loads(extended.stdout)["requirements"])
+    locked = dict(
+        requirement.split("==") for requirement in json.loads(extended.stdout)["requirements"]
+    )
     installed = {key: value for key, value in answers[-1].items() if before.get(key) != value}
     assert (locked, installed) == (case.expected, case.expected)
     if case.plain:
-        assert plain is not None, said
-        found = {row["name"]: row.get("version") for row in plain if row["action"] == "installed"}
+        assert plain is not None, output
+        installed_versions = {
+            row["name"]: row.get("version") for row in plain if row["action"] == "installed"
+        }
         assert {
-            key: case.expected[key] if value is None else value for key, value in found.items()
+            key: case.expected[key] if value is None else value
+            for key, value in installed_versions.items()
         } == case.expected
 
 
@@ -878,21 +883,24 @@ def test_a_new_line_moves_no_more_than_it_has_to(
             done = extend(docker_image, tmp_path, settings, "-r", "requirements.txt")
             assert done.returncode == 0, done.stderr
             return (
-                dict(each.split("==") for each in json.loads(done.stdout)["requirements"]),
+                dict(
+                    requirement.split("==")
+                    for requirement in json.loads(done.stdout)["requirements"]
+                ),
                 done.stderr,
             )
 
         assert locked("first\nsecond\n")[0] == {"first": "1.0", "second": "1.0"}
         server.files |= dict(wheel_of(name, "2.0", "") for name in ("first", "second", "third"))
         server.files |= dict([wheel_of("needs", "1.0", "", "second>=2")])
-        found, said = locked("first\nsecond\nthird\n")
-        assert found == {"first": "1.0", "second": "1.0", "third": "2.0"}
-        assert "the lock moves" not in said
+        locked_versions, output = locked("first\nsecond\nthird\n")
+        assert locked_versions == {"first": "1.0", "second": "1.0", "third": "2.0"}
+        assert "the lock moves" not in output
         # What the new line needs moves, with a line; the rest stays.
-        found, said = locked("first\nsecond\nneeds\n")
-        assert found == {"first": "1.0", "second": "2.0", "needs": "1.0"}
-        assert "second: the lock moves from 1.0 to 2.0" in said
-        assert "first: the lock" not in said
+        locked_versions, output = locked("first\nsecond\nneeds\n")
+        assert locked_versions == {"first": "1.0", "second": "2.0", "needs": "1.0"}
+        assert "second: the lock moves from 1.0 to 2.0" in output
+        assert "first: the lock" not in output
         (lock,) = tmp_path.glob("*.locked.txt")
         lock.unlink()
         assert locked("first\nsecond\n")[0] == {"first": "2.0", "second": "2.0"}
@@ -970,14 +978,14 @@ def test_a_dockerfile_on_ours_keeps_torch_or_fails(
             "cd /tmp; cat pip.status pip.txt; echo; cat uv.status uv.txt c.status c.txt; head -c"
             " 300 lifted.json"
         )
-        said = engine.run(tag, Job(command=("sh", "-c", read), timeout=120)).output
+        result = engine.run(tag, Job(command=("sh", "-c", read), timeout=120)).output
         listed = engine.run(tag, Job(command=("python", "-c", LISTING), timeout=120)).output
     finally:
         engine.remove(tag)
-    assert said.startswith("1\n")
-    assert "The user requested (constraint) torch==2.13.0+cpu" in said
-    assert "\n1\n" in said
+    assert result.startswith("1\n")
+    assert "The user requested (constraint) torch==2.13.0+cpu" in result
+    assert "\n1\n" in result
     # The second one has constraints of its own, which take the place of the variable's.
-    assert said.count("you require torch==2.0.0 and torch==2.13.0+cpu") == 2
-    found = json.loads(listed.splitlines()[-1])
-    assert (found["torch"], found["gamma"], found["beta"]) == ("2.13.0+cpu", "1.0", "1.0")
+    assert result.count("you require torch==2.0.0 and torch==2.13.0+cpu") == 2
+    document = json.loads(listed.splitlines()[-1])
+    assert (document["torch"], document["gamma"], document["beta"]) == ("2.13.0+cpu", "1.0", "1.0")

@@ -194,15 +194,15 @@ def inside(
         (secrets / name).write_bytes(text)
     uv = 'index-strategy = "unsafe-best-match"\n'
     (secrets / "uv.toml").write_text((secrets / "uv.toml").read_text() or uv)
-    given = {
+    variables = {
         "PIP_CONFIG_FILE": "/run/secrets/pip.conf",
         "NETRC": "/run/secrets/netrc",
         "APT_CONFIG": "/run/secrets/apt.conf",
         **settings.proxies,
     }
     if settings.ca:
-        given |= dict.fromkeys(("PIP_CERT", "SSL_CERT_FILE"), "/run/secrets/ca.pem")
-    named = [word for name, value in given.items() for word in ("--env", f"{name}={value}")]
+        variables |= dict.fromkeys(("PIP_CERT", "SSL_CERT_FILE"), "/run/secrets/ca.pem")
+    named = [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
     mounts = (
         "--volume",
         f"{secrets}:/run/secrets:ro",
@@ -236,7 +236,7 @@ def test_no_public_dockerfile_replaces_torch_in_silence(
     Pip for those that plain pip once let replace it, and for some that fit.
     """
     settings = read_host_settings(os.environ)
-    found = []
+    outcomes = []
     by_pip = ("picotron", "grpo", "FSDP", "koyeb-fun-training", "therabot-training", "ddp", "dlrm")
     for names, tool in ((DOCKERFILES, "uv"), (by_pip, "pip")):
         (tmp_path / "asked.json").write_text(
@@ -244,16 +244,18 @@ def test_no_public_dockerfile_replaces_torch_in_silence(
         )
         done = inside(docker_image, tmp_path, settings, "python", "-c", TRY, json.dumps([tool]))
         assert done.returncode == 0, done.stderr[-3000:]
-        found += json.loads(done.stdout.splitlines()[-1])
-    fits = {name for name, _, status, changes, _ in found if status == 0}
-    assert [row[:2] for row in found if "torch" in row[3]] == []
-    for name, tool, status, _, said in found:
+        outcomes += json.loads(done.stdout.splitlines()[-1])
+    fits = {name for name, _, status, changes, _ in outcomes if status == 0}
+    assert [row[:2] for row in outcomes if "torch" in row[3]] == []
+    for name, tool, status, _, output in outcomes:
         if DOCKERFILES[name].wants and status != 124:
             assert status != 0, (name, tool)
-            assert "torch" in said, (name, tool, said)
+            assert "torch" in output, (name, tool, output)
     # What fails otherwise fails for a release of theirs that is not there for
     # this Python, or that nvcc compiles.
-    others = {name: said[-300:] for name, _, status, _, said in found if status not in (0, 124)}
+    others = {
+        name: output[-300:] for name, _, status, _, output in outcomes if status not in (0, 124)
+    }
     assert {
         "koyeb-fun-training",
         "therabot-training",
@@ -268,7 +270,7 @@ def test_their_debian_packages_are_there_or_the_page_says_what_instead(
     docker_image: BuiltByCommand, tmp_path: Path
 ) -> None:
     (tmp_path / "asked.json").write_text("{}")
-    names = {name for each in DOCKERFILES.values() for name in each.apt.split()}
+    names = {name for dockerfile in DOCKERFILES.values() for name in dockerfile.apt.split()}
     command = (
         'apt-get update >&2 && apt-get install -s -y "$@" > /dev/null;'
         ' shift 2; apt-get install -s -y "$@" >&2'
@@ -330,7 +332,7 @@ def test_three_are_built_to_their_end_and_train(
         context=tmp_path,
         tags=(tag,),
         secrets=tuple(
-            Secret(identifier=each, content=content) for each, content in secrets.items()
+            Secret(identifier=secret, content=content) for secret, content in secrets.items()
         ),
         arguments=settings.proxies,
     )

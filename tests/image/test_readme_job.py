@@ -102,8 +102,8 @@ def test_the_first_jobs_of_the_readme(project: Path) -> None:
     printed = played(f"{digits}cd my-project\n{own}".replace("/tmp/digits", folder), project)
     assert "\nmodel.pt\n" in printed
     assert printed.count("2 ranks, lr 0.1\n") == 2
-    written = [path for path in (project / "my-project").rglob("*") if path.name != "train.py"]
-    assert {path.owner() for path in written} <= {project.owner()}
+    new_files = [path for path in (project / "my-project").rglob("*") if path.name != "train.py"]
+    assert {path.owner() for path in new_files} <= {project.owner()}
 
 
 @pytest.mark.usefixtures("docker_image")
@@ -156,7 +156,7 @@ def test_an_example_learns_and_goes_on_as_its_page_says(examples: Path, name: st
     blocks = re.findall(r"^```sh\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     assert len(blocks) == 3
     printed = played("\n".join(blocks), examples / name)
-    losses = [float(each) for each in LOSS.findall(printed)]
+    losses = [float(loss) for loss in LOSS.findall(printed)]
     assert len(losses) > 4
     assert losses[-1] < losses[0] / 4
     assert "goes on" in printed
@@ -166,10 +166,10 @@ def test_an_example_learns_and_goes_on_as_its_page_says(examples: Path, name: st
 def rank_in(container: str) -> int:
     """Return the process of the script in a container, as this machine numbers it."""
     listed = run(("docker", "top", container, "-eo", "pid,args"), ROOT)
-    (found,) = [
+    (fields,) = [
         words for words in map(str.split, listed.splitlines()) if words[2:3] == ["train.py"]
     ]
-    return int(found[0])
+    return int(fields[0])
 
 
 def test_an_example_goes_on_after_the_death_of_a_rank(

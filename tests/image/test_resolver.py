@@ -68,16 +68,16 @@ def environment(index: Index) -> Mapping[str, str]:
 
 
 def described(resolver: Resolver) -> Environment:
-    made = Environment(resolver.folder / "base")
-    made.describe(BASE)
-    return made
+    base_environment = Environment(resolver.folder / "base")
+    base_environment.describe(BASE)
+    return base_environment
 
 
 def test_what_a_base_has_is_data(resolver: Resolver) -> None:
     """A name that would lead out of the folder is left out."""
-    found, _ = described(resolver)
-    assert (found.metadata["Name"], found.version) == ("Kept_One", "1.0+build")
-    assert found.requires == ["other>=1; python_version < '3.10'"]
+    distribution, _ = described(resolver)
+    assert (distribution.metadata["Name"], distribution.version) == ("Kept_One", "1.0+build")
+    assert distribution.requires == ["other>=1; python_version < '3.10'"]
 
 
 def test_no_code_of_a_source_archive_runs_and_no_older_release_is_taken(
@@ -92,11 +92,15 @@ def test_no_code_of_a_source_archive_runs_and_no_older_release_is_taken(
 
     def learn(folder: Path) -> Message:
         seen.append(sorted(path.name for path in folder.iterdir()))
-        found = Message()
-        found["Name"], found["Version"], found["Requires-Dist"] = "needs_build", "2.0", "other"
+        metadata = Message()
+        metadata["Name"], metadata["Version"], metadata["Requires-Dist"] = (
+            "needs_build",
+            "2.0",
+            "other",
+        )
         # A text of others, in a file that uv reads.
-        found["Requires-Dist"] = 'other; python_version != "\x7f\N{CAT FACE}"'
-        return found
+        metadata["Requires-Dist"] = 'other; python_version != "\x7f\N{CAT FACE}"'
+        return metadata
 
     resolver.learn = learn
     lock = resolver.lock(described(resolver), ("needs_build",), environment(index))
@@ -107,7 +111,7 @@ def test_no_code_of_a_source_archive_runs_and_no_older_release_is_taken(
     }
     assert seen == [["PKG-INFO", "setup.py"]]
     files = resolver.fetch(lock)
-    assert {each.name: each.sha256 for each in files}["needs-build"] == hashlib.sha256(
+    assert {file.name: file.sha256 for file in files}["needs-build"] == hashlib.sha256(
         content
     ).hexdigest()
     assert not ran.exists()
@@ -125,9 +129,9 @@ def test_files_are_for_the_base_and_downloaded_once(resolver: Resolver, index: I
     assert lock is not None, resolver.log
     (file,) = resolver.fetch(lock)
     assert file.file.name == "tagged-1.0-cp39-cp39-manylinux_2_28_aarch64.whl"
-    asked = len(index.asked)
+    request_count = len(index.asked)
     assert resolver.fetch(lock) == [file]
-    assert not [path for path in index.asked[asked:] if path.startswith("/file/")]
+    assert not [path for path in index.asked[request_count:] if path.startswith("/file/")]
     assert resolver.known_file(file.sha256) == file.file
 
 
@@ -149,8 +153,8 @@ def test_what_is_there_stays_where_it_fits_and_moves_where_it_does_not(
     def locked(*words: str, **before: str) -> dict[str, str]:
         lock = resolver.lock(there, words, environment(index), before)
         assert lock is not None, resolver.log
-        for each in resolver.fetch(lock):
-            there.add(each.file)
+        for wheel in resolver.fetch(lock):
+            there.add(wheel.file)
         return {row["name"]: row["version"] for row in lock.rows}
 
     there = described(resolver)
@@ -159,7 +163,7 @@ def test_what_is_there_stays_where_it_fits_and_moves_where_it_does_not(
     assert locked("third") == {"third": "1", "other": "1.5"}
     assert locked("kept-one", "free", "--no-binary=:all:") == {}
     assert locked("free>1.0", "mine") == {"free": "2.0"}
-    assert sorted(each.version for each in there) == ["1", "1.0", "1.0+build", "1.5", "2.0"]
+    assert sorted(wheel.version for wheel in there) == ["1", "1.0", "1.0+build", "1.5", "2.0"]
     assert resolver.lock(there, ("kept-one>1.0",), environment(index)) is None
     assert "kept-one" in resolver.log
     assert [path for path in index.asked if "kept" in path] == []
@@ -228,11 +232,15 @@ def test_the_keyring_has_the_password_of_an_index(
     name, content = wheel_of("private", "1.0", "")
     index.files[name] = content
     address = index.simple.replace("://", f"://{USER}@")
-    given = {**environment(index), "UV_DEFAULT_INDEX": address, "UV_KEYRING_PROVIDER": "subprocess"}
+    variables = {
+        **environment(index),
+        "UV_DEFAULT_INDEX": address,
+        "UV_KEYRING_PROVIDER": "subprocess",
+    }
     config = tmp_path / "uv.toml"
     config.write_text(f'[[index]]\nurl = "{address}"\ndefault = true\n')
-    given["UV_CONFIG_FILE"] = str(config)
-    lock = resolver.lock(described(resolver), ("private",), given)
+    variables["UV_CONFIG_FILE"] = str(config)
+    lock = resolver.lock(described(resolver), ("private",), variables)
     assert lock is not None, resolver.log
     (file,) = resolver.fetch(lock)
     assert file.file.read_bytes() == content

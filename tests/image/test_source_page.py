@@ -41,7 +41,7 @@ COMPILED = {
     "aws-ofi-nccl": "1.2.0",
     "gdrcopy": "2.5.1",
     "rmm": "0.15.0",
-    **{each.name: each.version for each in FROM_DEBIAN},
+    **{source.name: source.version for source in FROM_DEBIAN},
 }
 
 METIS_PROGRAM = """

@@ -62,7 +62,7 @@ def test_removed_files_leave_no_row_and_others_keep_theirs(packages: Path) -> No
         },
     )
     other = install(packages, "other", {"other/test/needed.py": b"n"})
-    kept = other.read_bytes(), other.stat().st_mtime_ns
+    before = other.read_bytes(), other.stat().st_mtime_ns
     trim(
         packages.parents[2],
         "--remove",
@@ -85,7 +85,7 @@ def test_removed_files_leave_no_row_and_others_keep_theirs(packages: Path) -> No
     assert there == sorted(
         row[0] for record in (torch, other) for row in csv.reader(record.read_text().splitlines())
     )
-    assert (other.read_bytes(), other.stat().st_mtime_ns) == kept
+    assert (other.read_bytes(), other.stat().st_mtime_ns) == before
 
 
 def test_a_stripped_library_works_and_has_its_new_sum(packages: Path, tmp_path: Path) -> None:

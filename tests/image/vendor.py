@@ -170,8 +170,8 @@ def make_checkout(folder: Path, installer: str, rows: Mapping[str, str] | None =
     blocks = components.read_text(encoding="utf-8").split(COMPONENT)
     left_out = tuple(f'name = "{name}"' for name in LEFT_OUT)
     blocks = [
-        each.replace("default = true", "default = false") if each.startswith(left_out) else each
-        for each in blocks
+        block.replace("default = true", "default = false") if block.startswith(left_out) else block
+        for block in blocks
     ]
     components.write_text(COMPONENT.join(blocks), encoding="utf-8")
     for name, text in (("stacks", STACK), ("pytorch", ROW)):
@@ -240,7 +240,7 @@ def fetch_sources(folder: Path, sources: Sequence[Source] = SOURCES) -> None:
     """
     before = set(folder.iterdir())
     with apt_get(folder, "deb-src", "main") as run:
-        run("source", "--download-only", "--only-source", *(each.package for each in sources))
+        run("source", "--download-only", "--only-source", *(source.package for source in sources))
     for path in set(folder.iterdir()) - before:
         if path.name not in {source.file for source in sources}:
             path.unlink()

@@ -73,14 +73,14 @@ class Request(BaseHTTPRequestHandler):
 
         Return where it begins.
         """
-        wanted = self.headers.get("Range", "")
-        start = int(wanted.removeprefix("bytes=").split("-")[0]) if wanted else 0
-        if start >= len(content) and wanted:
+        range_header = self.headers.get("Range", "")
+        start = int(range_header.removeprefix("bytes=").split("-")[0]) if range_header else 0
+        if start >= len(content) and range_header:
             self.send_error(416)
             return len(content)
-        self.send_response(206 if wanted else 200)
+        self.send_response(206 if range_header else 200)
         self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
-        if wanted:
+        if range_header:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
         self.send_header("Content-Length", str(len(content) - start))
         self.end_headers()
@@ -149,7 +149,7 @@ class Server:
         """Serve bytes, or whatever ``answer`` does, at a path; return its address."""
         if isinstance(answer, bytes):
             self.sizes[path] = len(answer)
-        self.answers[path] = whole(answer) if isinstance(answer, bytes) else answer
+        self.answers[path] = whole_file(answer) if isinstance(answer, bytes) else answer
         return self.url + path
 
 
@@ -171,7 +171,7 @@ def serving(authority: Authority | None = None) -> Iterator[Server]:
             thread.join(10)
 
 
-def whole(content: bytes) -> Answer:
+def whole_file(content: bytes) -> Answer:
     """Answer as a good server does: all of it, or what is asked for."""
 
     def answer(request: Request) -> None:

@@ -30,7 +30,7 @@ from lock.servers import (
     serving,
     silent,
     trickling,
-    whole,
+    whole_file,
 )
 from trainworks_testing.certificates import Authority
 
@@ -258,7 +258,7 @@ def test_a_server_that_cannot_resume_sends_everything_again(stage: Stage, server
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_a_server_that_is_busy_is_asked_again(stage: Stage, server: Server, status: int) -> None:
     done = stage.fetch(
-        metis(server.serve("/metis-5.1.0.tar.gz", failing(status, then=whole(METIS))))
+        metis(server.serve("/metis-5.1.0.tar.gz", failing(status, then=whole_file(METIS))))
     )
     assert done.errors == ""
     assert unpacked(stage)
@@ -280,10 +280,10 @@ def test_credentials_come_from_netrc(stage: Stage, server: Server) -> None:
 # What is refused: by name, before anything is unpacked.
 
 
-def wrong_bytes(error: str, content: bytes, found: bytes) -> bool:
+def wrong_bytes(error: str, content: bytes, received: bytes) -> bool:
     return (
-        f"expected sha256 {sha256(content)}, {len(content)} bytes; found {sha256(found)},"
-        f" {len(found)} bytes"
+        f"expected sha256 {sha256(content)}, {len(content)} bytes; found {sha256(received)},"
+        f" {len(received)} bytes"
         in error
         and "is not what was pinned and was not unpacked" in error
     )
@@ -520,8 +520,8 @@ def gklib(url: str, commit: str, tag: str = "v1.0") -> str:
     return f"git gklib 1.0 gklib-{commit}.bundle {url} {tag} {commit}"
 
 
-def bundle(repository: Repository, *what: str) -> bytes:
-    command = ("git", "-C", str(repository.path), "bundle", "create", "--quiet", "-", *what)
+def bundle(repository: Repository, *revisions: str) -> bytes:
+    command = ("git", "-C", str(repository.path), "bundle", "create", "--quiet", "-", *revisions)
     return subprocess.run(command, check=True, capture_output=True).stdout
 
 

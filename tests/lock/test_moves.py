@@ -100,9 +100,9 @@ def index(plain_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def versions(root: Path) -> dict[str, str]:
     return {
-        each.name: each.version
-        for each in load(root).locks[PACKAGES_TARGET].packages
-        if not each.build
+        package.name: package.version
+        for package in load(root).locks[PACKAGES_TARGET].packages
+        if not package.build
     }
 
 
@@ -188,13 +188,13 @@ def test_newest_names_what_the_rows_hold_back_and_newer_tags(
     before = (tree / LOCK).read_bytes()
     capsys.readouterr()
     assert main(("lock", "--newest"), tree) == 0
-    written = capsys.readouterr()
+    captured = capsys.readouterr()
     assert (
-        written.out
+        captured.out
         == f"{PACKAGES_TARGET}\n  demo 1.0 -> 2.0\n  other 5.0 is new\n  uv (to build) 0.13.8 ->"
         " 0.13.9\n"
     )
-    assert "gklib 1.0: there is a newer tag, v1.12\n" in written.err
+    assert "gklib 1.0: there is a newer tag, v1.12\n" in captured.err
     assert (tree / LOCK).read_bytes() == before
 
 

@@ -60,9 +60,9 @@ def end_agent(home: Path) -> None:
     """End the agent that every use of a secret key starts for its home, and wait: the next use
     would meet it dying.
     """
-    asked = ("gpg-connect-agent", "--homedir", str(home), "--no-autostart", "GETINFO pid", "/bye")
-    told = subprocess.run(asked, check=False, capture_output=True, text=True).stdout
-    agents = [os.pidfd_open(int(line[2:])) for line in told.splitlines() if line.startswith("D ")]
+    command = ("gpg-connect-agent", "--homedir", str(home), "--no-autostart", "GETINFO pid", "/bye")
+    result = subprocess.run(command, check=False, capture_output=True, text=True).stdout
+    agents = [os.pidfd_open(int(line[2:])) for line in result.splitlines() if line.startswith("D ")]
     subprocess.run(
         ("gpgconf", "--homedir", str(home), "--kill", "all"), check=True, capture_output=True
     )

@@ -62,15 +62,15 @@ def test_a_library_between_or_beyond_what_uv_knows_is_taken_for_an_older_one(
     tmp_path: Path, machine: str, glibc: str, level: int
 ) -> None:
     """Debian 13 has 2.41, Amazon Linux 2 has 2.26; a newer uv may know more."""
-    known = uv_platform(machine, glibc)
-    assert known.startswith(f"{machine}-manylinux_2_")
+    platform_tag = uv_platform(machine, glibc)
+    assert platform_tag.startswith(f"{machine}-manylinux_2_")
     assert (
         level
-        <= int(known.rpartition("_")[2])
+        <= int(platform_tag.rpartition("_")[2])
         <= max(level, int(glibc.split(".")[1]), 99 if glibc == "3.0" else 0)
     )
     (tmp_path / "requirements.in").write_text("", encoding="utf-8")
-    options = ("--offline", "--python", sys.executable, "--python-platform", known)
+    options = ("--offline", "--python", sys.executable, "--python-platform", platform_tag)
     run_uv(("pip", "compile", "requirements.in", *options), tmp_path, "nothing", {})
 
 

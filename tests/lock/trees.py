@@ -139,6 +139,6 @@ def add_python_lock(root: Path, *packages: Mapping[str, object], target: str = T
 
 def _toml(value: object) -> str:
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{name} = {_toml(each)}" for name, each in value.items()) + " }"
+        return "{ " + ", ".join(f"{name} = {_toml(item)}" for name, item in value.items()) + " }"
     # Strings, numbers, truth values and lists of them are written alike in both languages.
     return json.dumps(value)
