@@ -17,9 +17,9 @@ def run(options: dict[str, Any]) -> dict[str, float]:
     figures = {}
     for count in (2, 4):
         for kind, backend in (("ddp", ""), ("ddp", "smddp"), ("fsdp2", "")):
-            found = ranks(__file__, count, "train", device=device, kind=kind, backend=backend)
-            what = f"{kind} {backend or 'of torch'}, {count} ranks"
-            figures[what] = near(what, max(found), 1e-10)
+            differences = ranks(__file__, count, "train", device=device, kind=kind, backend=backend)
+            title = f"{kind} {backend or 'of torch'}, {count} ranks"
+            figures[title] = near(title, max(differences), 1e-10)
     return figures
 
 
@@ -59,7 +59,7 @@ def train(device: str, kind: str, backend: str) -> float:
             if isinstance(layer, nn.Linear):
                 fully_shard(layer, mesh=mesh)
         trained = fully_shard(model, mesh=mesh)
-    optimizers = [torch.optim.Adam(each.parameters(), lr=0.01) for each in (plain, trained)]
+    optimizers = [torch.optim.Adam(model.parameters(), lr=0.01) for model in (plain, trained)]
     samples = (
         torch.randn(STEPS, size, BATCH, 16, generator=torch.Generator().manual_seed(1))
         .double()
@@ -73,8 +73,8 @@ def train(device: str, kind: str, backend: str) -> float:
             optimizer.zero_grad()
     worst = 0.0
     for one, other in zip(plain.parameters(), model.parameters(), strict=True):
-        whole: Any = other.full_tensor() if hasattr(other, "full_tensor") else other
-        worst = max(worst, (one - whole).abs().max().item())
+        full_tensor: Any = other.full_tensor() if hasattr(other, "full_tensor") else other
+        worst = max(worst, (one - full_tensor).abs().max().item())
     dist.barrier()
     dist.destroy_process_group()
     return worst

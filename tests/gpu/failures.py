@@ -18,12 +18,14 @@ KILLED = -signal.SIGKILL
 def run(options: dict[str, Any]) -> dict[str, str]:
     figures = {}
     for how, own in (("raise", 1), ("kill", KILLED)):
-        ended = failure(options["device"], how)
+        result = failure(options["device"], how)
         # A rank that had not ended by itself would have been killed.
-        assert ended.statuses == [1, own], f"{how}: {ended}"
-        (said,) = [line for line in ended.output[0].splitlines() if line.startswith("smp: ")]
-        assert "rank 1 (pp_rank 1) failed: " in said, said
-        figures[how] = said
+        assert result.statuses == [1, own], f"{how}: {result}"
+        (failure_line,) = [
+            line for line in result.output[0].splitlines() if line.startswith("smp: ")
+        ]
+        assert "rank 1 (pp_rank 1) failed: " in failure_line, failure_line
+        figures[how] = failure_line
     return figures
 
 
