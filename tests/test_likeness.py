@@ -33,7 +33,7 @@ VERSIONS = ("2.4.1", "2.6.0", "2.10.0", "2.13.0")
 
 
 @pytest.mark.parametrize(
-    ("word", "known", "expected"),
+    ("word", "known_words", "expected"),
     [
         # Far from everything.
         ("xyz", ["pytorch"], ""),
@@ -84,8 +84,8 @@ VERSIONS = ("2.4.1", "2.6.0", "2.10.0", "2.13.0")
         ("TPP", ["TPD", "cluster"], "TPD"),
     ],
 )  # fmt: skip
-def test_nearest(word: str, known: list[str], expected: str) -> None:
-    assert nearest(word, known) == expected
+def test_nearest(word: str, known_words: list[str], expected: str) -> None:
+    assert nearest(word, known_words) == expected
 
 
 def test_all_that_may_be_meant_is_in_order() -> None:

@@ -129,8 +129,8 @@ def test_the_launcher_that_was_installed_runs_a_job_on_two_hosts(
         write_job(job, host)
         command = (str(environment / "bin" / "train"), "train")
         started.append(start(command, variables | {"SAGEMAKER_BASE_DIR": str(job)}))
-    ended = [process.communicate()[0] for process in started]
-    for job, process, text in zip(jobs, started, ended, strict=True):
+    outputs = [process.communicate()[0] for process in started]
+    for job, process, text in zip(jobs, started, outputs, strict=True):
         assert "the script ran" in text
         assert process.returncode == 1, text
         failure = json.loads((job / "output" / "failure.json").read_text(encoding="utf-8"))
@@ -182,9 +182,9 @@ def test_the_smdistributed_that_was_installed_trains_digits(
         start(command, {"PATH": os.environ["PATH"], **rank_variables(rank, port)}, tmp_path)
         for rank in range(2)
     ]
-    ended = [process.communicate()[0] for process in started]
-    assert [process.returncode for process in started] == [0, 0], "\n".join(ended)
-    losses = [float(loss) for loss in re.findall(r"\bLoss: ([0-9.]+)", ended[0])]
+    outputs = [process.communicate()[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], "\n".join(outputs)
+    losses = [float(loss) for loss in re.findall(r"\bLoss: ([0-9.]+)", outputs[0])]
     assert losses[-1] < 0.5 * losses[0]
 
 

@@ -105,7 +105,7 @@ def assert_within(seconds: float, begin: float, end: float, text: str = "") -> N
     pressure = _pressure()
     stalled, crowd = pressure.between(begin, end) if pressure else (0.0, 0.0)
     stalled = min(stalled, max(_AT_MOST, crowd) * seconds)
-    took = end - begin
-    assert took - stalled <= seconds, (
-        f"{took:.2f} s, {stalled:.2f} of them without a processor; {text}"
+    seconds_taken = end - begin
+    assert seconds_taken - stalled <= seconds, (
+        f"{seconds_taken:.2f} s, {stalled:.2f} of them without a processor; {text}"
     )

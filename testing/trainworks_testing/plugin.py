@@ -59,9 +59,9 @@ def pytest_configure(config: pytest.Config) -> None:
         or not MEMORY.is_dir()
     ):
         return
-    found = os.statvfs(MEMORY)
-    large_enough = found.f_bavail * found.f_frsize > ROOM
-    if large_enough and not found.f_flag & os.ST_NOEXEC and os.access(MEMORY, os.W_OK):
+    file_system = os.statvfs(MEMORY)
+    large_enough = file_system.f_bavail * file_system.f_frsize > ROOM
+    if large_enough and not file_system.f_flag & os.ST_NOEXEC and os.access(MEMORY, os.W_OK):
         os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
 
 
@@ -112,9 +112,9 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail ``pytest -k golden``, the gate, if no test of it has compared some golden file."""
     config = session.config
-    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    is_whole_suite = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     parallel = "PYTEST_XDIST_WORKER" in os.environ or bool(config.getoption("numprocesses", None))
-    if config.getoption("keyword") != "golden" or not whole or parallel:
+    if config.getoption("keyword") != "golden" or not is_whole_suite or parallel:
         return
     folders = [config.rootpath / path / "golden" for path in config.getini("testpaths")]
     files = {path for folder in folders for path in folder.rglob("*") if path.is_file()}

@@ -105,11 +105,11 @@ def baked(
 def test_the_file_is_what_bakes_reference_says(
     baked: tuple[Path, dict[str, Any], str], facts: Facts, validate: Callable[[Any, Any], None]
 ) -> None:
-    folder, content, said = baked
+    folder, content, output = baked
     validate(content, SCHEMA)
     packages = [row for row in rows_like([SOME], facts) if facts.sources_of(row) == "packages"]
     assert len(content["target"]) == len(packages) > 1
-    assert "-vendor: skipped: " in said
+    assert "-vendor: skipped: " in output
     members = [name for group in content["group"].values() for name in group["targets"]]
     assert set(members) == set(content["target"]), (
         "every group has targets of the file, every target a group"

@@ -164,7 +164,7 @@ def test_a_plan_that_is_refused_says_the_same_as_check(
         "plan",
     )
     assert main(words) == 13
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     for part in (
         CU121,
         "no-old-torch",
@@ -173,7 +173,7 @@ def test_a_plan_that_is_refused_says_the_same_as_check(
         "the source of",
         "what to do about",
     ):
-        assert part in said
+        assert part in output
 
 
 LOCK_PROBLEMS = (

@@ -111,10 +111,10 @@ def test_list_leaves_out_what_the_projects_machine_cannot_build(call: Call, fact
 @pytest.mark.parametrize("state", ["current", "older", "never"])
 def test_list_filters_by_state(state: str, call: Call) -> None:
     rows = json_of(call("--list", "--format", "json"))
-    wanted = {row["name"] for row in rows if row["state"] == state}
+    names = {row["name"] for row in rows if row["state"] == state}
     assert {
         row["name"] for row in json_of(call("--list", "--state", state, "--format", "json"))
-    } == wanted
+    } == names
     for row in rows:
         assert (row["state"] == "never") == (row["built"] is None)
         assert (row["state"] == "current") == bool(row["built"] and row["built"]["current"])
@@ -496,9 +496,11 @@ def program(root: Path, tmp_path: Path) -> Path:
 
 
 def bare_run(python: Path, program: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     argv = [str(python), str(program), *words]
-    return subprocess.run(argv, env=kept, capture_output=True, text=True, check=False, timeout=300)
+    return subprocess.run(
+        argv, env=variables, capture_output=True, text=True, check=False, timeout=300
+    )
 
 
 def test_a_bare_checkout_names_the_one_command_to_type(
@@ -671,9 +673,9 @@ def test_interrupted_is_said_in_one_line(
     assert process.returncode == 130
     assert (json.loads(output)["error"] == "InterruptionError") if words else (output == "")
     assert errors == "\ninterrupted: everything that was started has been stopped\n"
-    ended, _, _ = select.select([child], [], [], 10)
+    readable, _, _ = select.select([child], [], [], 10)
     os.close(child)
-    assert ended, "what was started has been stopped"
+    assert readable, "what was started has been stopped"
 
 
 MODULES = "import argparse, dataclasses, json, pathlib, re, subprocess, tomllib, typing"

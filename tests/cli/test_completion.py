@@ -83,9 +83,9 @@ def test_tab(words: str, expected: set[str], answer: Answer) -> None:
 
 
 def test_commands_and_options_come_first(answer: Answer) -> None:
-    found = answer("")
-    assert set(COMMANDS) <= found
-    assert "--framework" in found
+    completions = answer("")
+    assert set(COMMANDS) <= completions
+    assert "--framework" in completions
 
 
 def test_targets_are_those_of_the_facts(answer: Answer, facts: Facts) -> None:

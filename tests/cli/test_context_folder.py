@@ -62,7 +62,7 @@ def test_what_this_machine_adds_leaves_no_time_of_its_own(facts: Facts, tmp_path
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "context").rglob("*")}
     sources = tmp_path / "sources"
     sources.mkdir()
-    for artifact in (each for step in plan.steps for each in step.artifacts):
+    for artifact in (artifact for step in plan.steps for artifact in step.artifacts):
         (tmp_path / artifact.file).write_text(artifact.file)
         (sources / artifact.file).symlink_to(tmp_path / artifact.file)
     assert add_local_artifacts(plan, [sources], tmp_path / "context")

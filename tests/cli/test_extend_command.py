@@ -201,13 +201,13 @@ def inputs_of(
 def test_what_the_code_itself_says_is_installed(
     code: Path, files: dict[str, str], file: str
 ) -> None:
-    written(code, files)
+    write_files(code, files)
     inputs = inputs_of(code)
     assert inputs.file == (code / file if file else None)
-    said = "".join(notes(ExtendRequest(base="b", tag="t", source=code), inputs))
+    text = "".join(notes(ExtendRequest(base="b", tag="t", source=code), inputs))
     others = [name for name in files if name != file and "lock" in name]
     assert [
-        name for name in others if f"{code / name} is not read: --requirements" not in said
+        name for name in others if f"{code / name} is not read: --requirements" not in text
     ] == []
 
 
@@ -215,7 +215,7 @@ def test_what_the_code_itself_says_is_installed(
 def test_a_project_that_its_lock_does_not_install_is_not_built(
     code: Path, kind: str, project: str
 ) -> None:
-    written(code, {"uv.lock": UV_LOCK.replace("SOURCE", kind), "pyproject.toml": APP})
+    write_files(code, {"uv.lock": UV_LOCK.replace("SOURCE", kind), "pyproject.toml": APP})
     inputs = inputs_of(code)
     # Either way the launcher is told that it has nothing to install.
     assert (inputs.project, inputs.installed) == (project, ("pyproject.toml",))
@@ -223,7 +223,7 @@ def test_a_project_that_its_lock_does_not_install_is_not_built(
 
 def test_extras_and_groups_of_the_code(code: Path) -> None:
     text = f"{APP}optional-dependencies.fast = ['six']\n[dependency-groups]\ndev = ['pytest']\n"
-    written(code, {"requirements.txt": "einops\n", "pyproject.toml": text})
+    write_files(code, {"requirements.txt": "einops\n", "pyproject.toml": text})
     inputs = inputs_of(code, extras=("fast",), groups=("dev",))
     assert plain(inputs.requested) == ["einops"]
     assert inputs.requested.words == ["--group", f"{code / 'pyproject.toml'}:dev"]
@@ -236,10 +236,10 @@ def test_extras_and_groups_of_the_code(code: Path) -> None:
 
 
 def test_a_file_of_another_tool_in_the_code_is_said(code: Path) -> None:
-    written(code, {"environment.yml": "", "config.yml": ""})
-    said = "".join(notes(ExtendRequest(base="b", tag="t", source=code), inputs_of(code)))
-    assert "environment.yml is not read: it is conda's: `conda run" in said
-    assert "config.yml" not in said
+    write_files(code, {"environment.yml": "", "config.yml": ""})
+    text = "".join(notes(ExtendRequest(base="b", tag="t", source=code), inputs_of(code)))
+    assert "environment.yml is not read: it is conda's: `conda run" in text
+    assert "config.yml" not in text
 
 
 def test_pips_letter_names_the_requirements(refused: Refused, tmp_path: Path) -> None:
@@ -252,10 +252,10 @@ def test_pips_letter_names_the_requirements(refused: Refused, tmp_path: Path) ->
 
 def test_a_compiler_and_a_variable_are_checked_before_anything_starts(refused: Refused) -> None:
     words = ("--apt", "g++", "--with", "nvc", "--build-env", "NAME")
-    status, said = refused(*words)
-    assert status == 2, said
-    assert "argument --build-env: must be NAME=VALUE, got 'NAME'" in said
-    assert "unknown compiler in --with: 'nvc'; did you mean nvcc?" in said
+    status, message = refused(*words)
+    assert status == 2, message
+    assert "argument --build-env: must be NAME=VALUE, got 'NAME'" in message
+    assert "unknown compiler in --with: 'nvc'; did you mean nvcc?" in message
 
 
 def test_an_error_for_programs(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -346,9 +346,9 @@ def test_files_for_secrets_are_refused_by_name_unless_they_are_ignored(
 )
 def test_secrets_are_found_by_content(code: Path, content: str, problem: str) -> None:
     (code / "settings.py").write_text(content)
-    (found,) = read_source(code, forbidden=("http://proxy.example:3128",)).problems
-    assert "settings.py" in found
-    assert problem in found
+    (found_problem,) = read_source(code, forbidden=("http://proxy.example:3128",)).problems
+    assert "settings.py" in found_problem
+    assert problem in found_problem
 
 
 def test_a_certificate_and_an_example_are_no_secrets(code: Path) -> None:
@@ -380,7 +380,7 @@ def test_nothing_but_ignored_files(code: Path) -> None:
 # Requirements.
 
 
-def written(folder: Path, files: dict[str, str]) -> Path:
+def write_files(folder: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -390,7 +390,7 @@ def written(folder: Path, files: dict[str, str]) -> Path:
 def read(
     folder: Path, files: dict[str, str], name: str = "requirements.txt", **more: Any
 ) -> RequestedRequirements:
-    written(folder, files)
+    write_files(folder, files)
     return read_requirements(folder / name, {"TOKEN": "secret"}, **more)
 
 
@@ -479,11 +479,11 @@ def test_encodings(encoding: str, tmp_path: Path) -> None:
 )
 def test_lines_that_are_refused(line: str, problem: str, tmp_path: Path) -> None:
     limits = "six<2\nx @ https://me:secret@h.example/x-1.zip\n"
-    (found,) = read(
+    (found_problem,) = read(
         tmp_path, {"requirements.txt": f"six\n\n{line}  # why\n", "limits.txt": limits}
     ).problems
-    assert problem in found
-    assert "secret" not in found
+    assert problem in found_problem
+    assert "secret" not in found_problem
 
 
 @pytest.mark.parametrize(
@@ -514,8 +514,8 @@ def test_lines_that_are_refused(line: str, problem: str, tmp_path: Path) -> None
     ],
 )
 def test_git_requirements(line: str, expected: dict[str, str], tmp_path: Path) -> None:
-    (found,) = read(tmp_path, {"requirements.txt": line}).repositories
-    assert found == GitRequirement(place=found.place, **expected)
+    (git_requirement,) = read(tmp_path, {"requirements.txt": line}).repositories
+    assert git_requirement == GitRequirement(place=git_requirement.place, **expected)
 
 
 def test_files_and_folders_of_this_machine_go_into_the_stage(
@@ -544,7 +544,7 @@ def test_files_and_folders_of_this_machine_go_into_the_stage(
         "/run/inputs/files/y-1.tar.gz",
     ]
     assert requested.files.keys() == {"files/x-1.0-py3-none-any.whl", "files/y-1.tar.gz"}
-    assert [(each.origin, each.extras) for each in requested.folders] == [
+    assert [(folder.origin, folder.extras) for folder in requested.folders] == [
         ("./lib", "[b]"),
         ("./lib", ""),
     ]
@@ -664,7 +664,7 @@ def test_what_decides_a_lock(tmp_path: Path) -> None:
     requested = read(tmp_path, {"requirements.txt": "six\n"})
 
     def digest(files: dict[str, str], base: ExtendedBase = BASE) -> str:
-        folder = written(tmp_path / "src", files)
+        folder = write_files(tmp_path / "src", files)
         source = folder_source(read_source(folder).files, folder)
         return inputs_digest(requested, [source], {}, base)
 
@@ -805,7 +805,10 @@ def installed(folder: Path, name: str, files: dict[str, str], *, entry_points: s
         "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n",
         "entry_points.txt": entry_points,
     }
-    files = {**files, **{f"{name}-1.dist-info/{each}": text for each, text in metadata.items()}}
+    files = {
+        **files,
+        **{f"{name}-1.dist-info/{metadata_file}": text for metadata_file, text in metadata.items()},
+    }
     for path, text in {
         **files,
         f"{name}-1.dist-info/RECORD": "".join(f"{path},,\n" for path in files),
@@ -815,7 +818,7 @@ def installed(folder: Path, name: str, files: dict[str, str], *, entry_points: s
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "message"),
     [
         (
             {"good/__init__.py": "", "good/part/__init__.py": "raise ValueError('not at the top')"},
@@ -848,7 +851,7 @@ def installed(folder: Path, name: str, files: dict[str, str], *, entry_points: s
         ({"data/file.txt": "1", "../../../bin/tool.py": "1 / 0"}, ""),
     ],
 )
-def test_what_is_installed_is_imported(files: dict[str, str], said: str, tmp_path: Path) -> None:
+def test_what_is_installed_is_imported(files: dict[str, str], message: str, tmp_path: Path) -> None:
     """By the program itself, in a real Python with real distributions."""
     folder = tmp_path / "lib" / "python" / "site-packages"
     installed(folder, "first", {"first.py": ""})
@@ -857,9 +860,9 @@ def test_what_is_installed_is_imported(files: dict[str, str], said: str, tmp_pat
     names = ("first", "subject")
     answer = ask_program(here, (sys.executable,), IMPORTS, names, timeout=60)
     lines = answer["failed"]
-    assert len(lines) == bool(said)
+    assert len(lines) == bool(message)
     assert all(
-        (line["name"], line["version"]) == ("subject", "1") and said in line["reason"]
+        (line["name"], line["version"]) == ("subject", "1") and message in line["reason"]
         for line in lines
     )
 
@@ -869,13 +872,13 @@ def test_what_the_base_has_is_not_its_extensions_fault() -> None:
         return SecretFinding(where=where, path=path, rule="private key", advice="")
 
     base = (finding("layer a", "etc/key"), finding("label x", ""))
-    found = (
+    findings = (
         finding("layer b", "etc/key"),
         finding("label x", ""),
         finding("layer b", "new/key"),
         finding("label y", ""),
     )
-    assert added(found, base) == found[2:]
+    assert added(findings, base) == findings[2:]
 
 
 # --- which Python code says it is for -------------------------------------------------------------

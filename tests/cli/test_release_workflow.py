@@ -157,7 +157,7 @@ def test_what_it_runs_takes_these_words(workflow: Any, root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("repository", "said"),
+    ("repository", "message"),
     [
         ("", "a repository is HOST/NAME"),
         ("r.example/Upper", "is not a valid repository name"),
@@ -165,12 +165,12 @@ def test_what_it_runs_takes_these_words(workflow: Any, root: Path) -> None:
     ],
 )
 def test_a_repository_that_is_none_is_refused_before_anything_is_built(
-    root: Path, repository: str, said: str
+    root: Path, repository: str, message: str
 ) -> None:
     words = (sys.executable, str(root / "tools" / "release"), "--repository", repository)
     done = subprocess.run(words, cwd=root, check=False, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 

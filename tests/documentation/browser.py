@@ -108,11 +108,11 @@ def browser(folder: Path) -> Iterator[Browser]:
                 "binary": chromium,
                 "args": [*FLAGS, f"--user-data-dir={folder / 'profile'}"],
             }
-            wanted = {"alwaysMatch": {"goog:chromeOptions": options}}
+            capabilities = {"alwaysMatch": {"goog:chromeOptions": options}}
             root = f"http://127.0.0.1:{port}/session"
             # No proxy of this machine stands between us and our own child.
             client.trust_env = False
-            answer = client.post(root, json={"capabilities": wanted}, timeout=300)
+            answer = client.post(root, json={"capabilities": capabilities}, timeout=300)
             assert answer.ok, answer.text
             session = f"{root}/{answer.json()['value']['sessionId']}"
             try:

@@ -46,7 +46,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def written(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site_folder(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give the folder with the site, `html`, and what Sphinx read, `doctrees`."""
     folder = tmp_path_factory.mktemp("site")
     options = (
@@ -94,8 +94,8 @@ def site(written: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("browser")) as made:
-        yield made
+    with browser(tmp_path_factory.mktemp("browser")) as session:
+        yield session
 
 
 @pytest.mark.parametrize("word", WORDS)
@@ -107,9 +107,9 @@ def test_the_first_answers_of_the_search_are_pages_for_users(
     script = (
         "return [...document.querySelectorAll('ul.search li > a')].slice(0, 3).map(it => it.href)"
     )
-    found = [address.removeprefix(site) for address in window.run(script)]
-    assert len(found) == 3
-    assert [page for page in found if any(part in page for part in NOT_FOR_USERS)] == []
+    addresses = [address.removeprefix(site) for address in window.run(script)]
+    assert len(addresses) == 3
+    assert [page for page in addresses if any(part in page for part in NOT_FOR_USERS)] == []
 
 
 def test_kubernetes_is_a_title(site: str, window: Browser) -> None:

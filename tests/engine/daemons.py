@@ -106,12 +106,12 @@ def mounts_below(folder: Path) -> list[str]:
 
 def processes_with(text: str) -> list[int]:
     """Return the processes that have a text in their command lines, this one apart."""
-    found = []
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if (
                 text.encode() in (folder / "cmdline").read_bytes()
                 and int(folder.name) != os.getpid()
             ):
-                found.append(int(folder.name))
-    return found
+                pids.append(int(folder.name))
+    return pids

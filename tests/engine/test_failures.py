@@ -66,7 +66,7 @@ def test_a_failing_step_is_shown_with_status_and_last_lines(engine: str) -> None
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         (
             "  /tmp/build/csrc/softmax.cu:21:10: fatal error:"
@@ -76,16 +76,16 @@ def test_a_failing_step_is_shown_with_status_and_last_lines(engine: str) -> None
         "csrc/x.cpp:3:1: error: expected unqualified-id before 'return'",
     ],
 )
-def test_a_compilers_error_is_shown_before_the_traceback_of_what_started_it(said: str) -> None:
+def test_a_compilers_error_is_shown_before_the_traceback_of_what_started_it(message: str) -> None:
     log = StepLog()
-    for text in (said, *(f"  File x.py, line {number}, in build_ext" for number in range(100))):
+    for text in (message, *(f"  File x.py, line {number}, in build_ext" for number in range(100))):
         log.add(StepEvent(component="apex", step="RUN x", state="output", text=text))
     log.add(StepEvent(component="apex", step="RUN x", state="failed", text="x: exit code: 1"))
-    made = Failure(
+    build_failure = Failure(
         target="wheels", engine="docker", status=1, step=log.failed, lines=(), daemon=True
     )
-    text = str(explain(made, alive=str, space=lambda: SPACE))
-    assert f"  the compiler's first errors:\n    {said.strip()}\n  its last lines:\n" in text
+    text = str(explain(build_failure, alive=str, space=lambda: SPACE))
+    assert f"  the compiler's first errors:\n    {message.strip()}\n  its last lines:\n" in text
     assert "line 99, in build_ext" in text
 
 

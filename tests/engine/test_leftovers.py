@@ -84,15 +84,15 @@ def test_a_build_that_goes_on_after_its_builder_was_killed_is_interrupted() -> N
     with python(START_A_CHILD) as (builder, number):
         watched = os.pidfd_open(int(number))
         end_left_children()
-        assert not ended(watched, milliseconds=0), "its builder lives"
+        assert not process_has_ended(watched, milliseconds=0), "its builder lives"
         builder.kill()
         builder.wait()
         end_left_children()
-        assert ended(watched, milliseconds=300_000)
+        assert process_has_ended(watched, milliseconds=300_000)
         os.close(watched)
 
 
-def ended(watched: int, *, milliseconds: int) -> bool:
+def process_has_ended(watched: int, *, milliseconds: int) -> bool:
     poll = select.poll()
     poll.register(watched, select.POLLIN)
     return bool(poll.poll(milliseconds))

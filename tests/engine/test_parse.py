@@ -114,12 +114,12 @@ def kind_of(word: str, options: str, rest: str) -> str:
 
 def kinds(renderings: dict[str, Rendering]) -> dict[str, tuple[str, str, str]]:
     """Return one instruction of each kind that the matrix has; FROM is in every one of them."""
-    found: dict[str, tuple[str, str, str]] = {}
+    instructions_by_kind: dict[str, tuple[str, str, str]] = {}
     for rendering in renderings.values():
         for instruction in instructions(rendering.dockerfile):
             if instruction[0] != "FROM":
-                found.setdefault(kind_of(*instruction), instruction)
-    return found
+                instructions_by_kind.setdefault(kind_of(*instruction), instruction)
+    return instructions_by_kind
 
 
 def twin(renderings: dict[str, Rendering], *more: str) -> tuple[str, list[str]]:
@@ -159,10 +159,10 @@ def build_twin(
             place.write_bytes(b"")
         else:
             place.mkdir(parents=True, exist_ok=True)
-    given = tuple(
+    given_secrets = tuple(
         Secret(identifier=name, content=content or b"-") for name, content in secrets.items()
     )
-    engine.build(request(folder, dockerfile, tags=(tag,), secrets=given), lambda _: None)
+    engine.build(request(folder, dockerfile, tags=(tag,), secrets=given_secrets), lambda _: None)
 
 
 def test_every_kind_of_instruction_is_understood(

@@ -70,13 +70,13 @@ def exported(engine: Engine, tag: str) -> list[list[tuple[str, float]]]:
 
 @pytest.mark.engine
 def test_the_same_files_are_the_same_layer(engine: Engine, tag: str, tmp_path: Path) -> None:
-    found = []
+    layer_lists = []
     for number in (1, 2):
         context = tmp_path / f"context-{number}"
         engine.build(request(context, dockerfile(number, tag), tags=(tag,)), lambda _event: None)
-        found.append(
+        layer_lists.append(
             next(layer for layer in exported(engine, tag) if "opt/venv/lib/wheel" in dict(layer))
         )
-    assert found[0] == found[1]
-    assert {time for _, time in found[0]} == {IMAGE_TIME}
-    assert "opt/venv/lib/other" not in dict(found[0])
+    assert layer_lists[0] == layer_lists[1]
+    assert {time for _, time in layer_lists[0]} == {IMAGE_TIME}
+    assert "opt/venv/lib/other" not in dict(layer_lists[0])

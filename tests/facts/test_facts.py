@@ -205,11 +205,11 @@ def test_the_preflights_table_is_what_the_rows_say(facts: Facts, root: Path) -> 
     table = json.loads(
         (root / "launcher" / "trainworks_preflight" / "facts.json").read_text(encoding="utf-8")
     )
-    written = [{"name": name, **row} for name, row in table["instances"].items()]
+    written_rows = [{"name": name, **row} for name, row in table["instances"].items()]
     expected = [dataclasses.asdict(row) for row in facts.instances]
-    assert written == [{name: row[name] for name in row if name != "source"} for row in expected], (
-        "make docs"
-    )
+    assert written_rows == [
+        {name: row[name] for name in row if name != "source"} for row in expected
+    ], "make docs"
     assert table["families"] == [row.name for row in facts.families]
 
 

@@ -338,7 +338,8 @@ def test_golden_problems_name_file_row_and_key(
 ) -> None:
     # Numbers of lines would change with every new row.
     text = "\n".join(
-        re.sub(r"line \d+, column \d+", "line N, column N", each) for each in described(checkout)
+        re.sub(r"line \d+, column \d+", "line N, column N", problem)
+        for problem in described(checkout)
     )
     golden("facts/problems.txt", f"{text}\n")
 

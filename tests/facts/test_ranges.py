@@ -78,7 +78,7 @@ def test_out_of_range(value: Value | None, allowed: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("allowed", "said"),
+    ("allowed", "message"),
     [
         ("", "a condition is empty"),
         (">=1,", "a condition is empty"),
@@ -94,8 +94,8 @@ def test_out_of_range(value: Value | None, allowed: str) -> None:
         ("{cell", "is not a condition"),
     ],
 )
-def test_what_is_no_range_is_said(allowed: str, said: str) -> None:
-    assert said in problem_of(allowed)
+def test_what_is_no_range_is_said(allowed: str, message: str) -> None:
+    assert message in problem_of(allowed)
 
 
 def test_references() -> None:
@@ -152,13 +152,16 @@ def test_a_vendors_number_counts_where_the_bound_has_one(release: str, one: int,
 
 
 @given(VERSIONS, RANGES)
-def test_comma_is_and_and_bar_is_or(version: str, written: list[list[tuple[str, str]]]) -> None:
+def test_comma_is_and_and_bar_is_or(
+    version: str, alternatives: list[list[tuple[str, str]]]
+) -> None:
     text = "|".join(
-        ",".join(comparator + bound for comparator, bound in conditions) for conditions in written
+        ",".join(comparator + bound for comparator, bound in conditions)
+        for conditions in alternatives
     )
     expected = any(
         all(satisfies(version, comparator + bound, {}) for comparator, bound in conditions)
-        for conditions in written
+        for conditions in alternatives
     )
     assert satisfies(version, text, {}) is expected
     assert satisfies(version, text.replace(",", " , ").replace("|", " | "), {}) is expected

@@ -173,10 +173,10 @@ def test_the_bases_own_tests_run_again_where_something_moved(facts: Facts) -> No
     base = replace(OURS, components=components, missing=("compiler",))
     assert checks_again(plan, base, ()) == checks_again(None, base, (MOVE,)) == ()
     checks = checks_again(plan, base, (MOVE,))
-    found = {check.component for check in checks}
-    assert {"torch", "open-mpi", "mpi4py", "tensorboard"} <= found
-    assert "compiler" not in found, "the base was built without it"
-    assert "image" not in found, "how an image is made is not asked again"
+    tested_components = {check.component for check in checks}
+    assert {"torch", "open-mpi", "mpi4py", "tensorboard"} <= tested_components
+    assert "compiler" not in tested_components, "the base was built without it"
+    assert "image" not in tested_components, "how an image is made is not asked again"
     assert "torch" not in {
         check.component
         for check in checks_again(plan, replace(base, components={"torch": "1"}), (MOVE,))
@@ -367,11 +367,11 @@ def test_the_project_itself_is_not_imported() -> None:
 def test_a_digest_of_the_base_is_named_and_never_the_one_that_the_base_itself_came_from() -> None:
     label = "org.opencontainers.image.base.digest"
     inherited = replace(OURS, labels={label: "sha256:" + "1" * 64})
-    known = replace(inherited, digest="trainworks/pytorch-training@sha256:" + "2" * 64)
-    for base, expected in ((OURS, None), (inherited, ""), (known, "sha256:" + "2" * 64)):
+    known_base = replace(inherited, digest="trainworks/pytorch-training@sha256:" + "2" * 64)
+    for base, expected in ((OURS, None), (inherited, ""), (known_base, "sha256:" + "2" * 64)):
         plan = ExtensionPlan(
             tag="my/train:1", base=base, lock=ExtensionLock(), files=CODE, entry_point=None
         )
         assert plan.labels.get(label) == expected
-    assert known.source == known.digest
+    assert known_base.source == known_base.digest
     assert inherited.source == inherited.reference

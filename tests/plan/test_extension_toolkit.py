@@ -80,10 +80,10 @@ def test_another_makers_image_and_another_component_are_refused(facts: Facts) ->
 
 # --- what is missing ------------------------------------------------------------------------------
 def test_what_needs_the_compiler_is_named_where_it_is_missing(facts: Facts) -> None:
-    found = missing_compilers(BARE, BASE, facts)
-    assert found["compiled_by"]["deepspeed"] == "nvcc"
-    assert "deepspeed" not in found["needs"], "it is installed without nvcc"
-    assert found["needs"]["flash-attn"] == "nvcc"
+    missing = missing_compilers(BARE, BASE, facts)
+    assert missing["compiled_by"]["deepspeed"] == "nvcc"
+    assert "deepspeed" not in missing["needs"], "it is installed without nvcc"
+    assert missing["needs"]["flash-attn"] == "nvcc"
     assert (
         missing_compilers(BARE, replace(BASE, kept={"torch": "2.13.0+cpu"}), facts)["compiled_by"]
         == {}

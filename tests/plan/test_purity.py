@@ -70,8 +70,8 @@ def watched(root: Path) -> dict[str, Any]:
     """
     argv = [sys.executable, "-c", CHILD, str(root)]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=300)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
 
 
 def test_planning_and_rendering_touch_nothing_and_answer_the_same_twice(

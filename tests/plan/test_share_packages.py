@@ -49,20 +49,20 @@ def reachable(
     nothing new comes.
     """
     packages = {package.name: package for package in lock if package.build is build}
-    wanted = {
+    wanted_names = {
         name
         for row in components
         if builds(row) is build
         for name in list_python_patterns(row, CUDA)
     }
-    found = wanted & packages.keys()
+    reached_names = wanted_names & packages.keys()
     while True:
-        more = found | {
-            need for name in found for need in packages[name].requires if need in packages
+        more = reached_names | {
+            need for name in reached_names for need in packages[name].requires if need in packages
         }
-        if more == found:
-            return found
-        found = more
+        if more == reached_names:
+            return reached_names
+        reached_names = more
 
 
 @st.composite
@@ -216,8 +216,8 @@ def test_no_real_target_lacks_what_torch_needs(distribution: str, facts: Facts) 
             if not package.build
         }
         for need in (need for package in installed.values() for need in package.requires):
-            known = need in installed or any(fnmatchcase(need, pattern) for pattern in replaced)
-            assert known, f"{facts.name_of(row)}: {need}"
+            is_known = need in installed or any(fnmatchcase(need, pattern) for pattern in replaced)
+            assert is_known, f"{facts.name_of(row)}: {need}"
         targets_with_it += distribution in installed
     assert targets_with_it > 0
 

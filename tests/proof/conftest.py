@@ -11,15 +11,15 @@ from trainworks.imagetest.probe import packages
 
 
 @pytest.fixture(scope="session")
-def found(tmp_path_factory: pytest.TempPathFactory) -> packages.PackagesAnswer:
+def packages_answer(tmp_path_factory: pytest.TempPathFactory) -> packages.PackagesAnswer:
     """Give what the image says of itself."""
     return ask(make_tree(tmp_path_factory.mktemp("image")))
 
 
 @pytest.fixture(scope="session")
-def proven(facts: Facts, found: packages.PackagesAnswer) -> Proven:
+def proven(facts: Facts, packages_answer: packages.PackagesAnswer) -> Proven:
     """Give the image's proof."""
-    return prove(facts, found)
+    return prove(facts, packages_answer)
 
 
 @pytest.fixture(scope="session")

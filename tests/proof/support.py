@@ -168,7 +168,7 @@ def tiny_proof(facts: Facts, folder: Path, address: str = ADDRESS) -> Proven:
     return prove(facts, ask(make_tree(folder)), address)
 
 
-def prove(facts: Facts, found: packages.PackagesAnswer, address: str = ADDRESS) -> Proven:
+def prove(facts: Facts, packages_answer: packages.PackagesAnswer, address: str = ADDRESS) -> Proven:
     """Return the proof of an image that says this of itself."""
     request = Request(framework="pytorch", cuda="cpu")
     torch = LockedPackage(
@@ -231,7 +231,9 @@ def prove(facts: Facts, found: packages.PackagesAnswer, address: str = ADDRESS) 
     build = TargetBuild(request=request, plan=plan, rendering=rendering)
     launcher = LauncherRelease(version="0.1.0", license="Apache-2.0")
     base_identifier = "sha256:" + "6" * 64
-    bill = target_bill(build, image, found, base_identifier=base_identifier, launcher=launcher)
+    bill = target_bill(
+        build, image, packages_answer, base_identifier=base_identifier, launcher=launcher
+    )
     bill = replace(bill, address=address)
     checkout = Checkout(commit="7" * 40, changed=True, files={"images/lock/tiny.toml": "8" * 64})
     return Proven(

@@ -62,7 +62,7 @@ def recorded(checkout: Path, *steps: str) -> tuple[int, dict[str, Any]]:
         "tools/evidence.py",
         "run",
         "make toys",
-        *(each.format(python=sys.executable) for each in steps),
+        *(step.format(python=sys.executable) for step in steps),
     )
     done = subprocess.run(
         words, cwd=checkout, capture_output=True, text=True, check=False, timeout=300
@@ -192,7 +192,9 @@ def lines(facts: Facts, tmp_path: Path) -> list[str]:
     """Give both statements that each image has."""
     documents = tiny_proof(facts, tmp_path / "tiny").documents()
     inputs = documents["provenance.json"]["buildDefinition"]["resolvedDependencies"]
-    next(each for each in inputs if each["name"] == "checkout")["annotations"]["changed"] = False
+    next(input_row for input_row in inputs if input_row["name"] == "checkout")["annotations"][
+        "changed"
+    ] = False
     return [
         line(PROVENANCE, documents["provenance.json"]),
         line(CYCLONEDX, documents["sbom.cdx.json"]),
@@ -245,7 +247,9 @@ def test_an_image_without_cuda_shows_nothing_of_a_gpu(
 ) -> None:
     documents = tiny_proof(facts, tmp_path / "tiny").documents()
     bill = documents["sbom.cdx.json"]
-    bill["components"] = [each for each in bill["components"] if "cuda" not in each["name"]]
+    bill["components"] = [
+        component for component in bill["components"] if "cuda" not in component["name"]
+    ]
     before, bill["serialNumber"] = bill["serialNumber"], serial_number(bill)
     text = json.dumps(documents["provenance.json"]).replace(before, bill["serialNumber"])
     evidence = line(EVIDENCE, statement(gpu_record()))
@@ -258,8 +262,10 @@ def test_an_image_without_cuda_shows_nothing_of_a_gpu(
 def test_the_minimum_is_what_the_page_of_the_suite_says() -> None:
     folder = Path(__file__).parents[1] / "gpu"
     page = (folder / "README.md").read_text(encoding="utf-8")
-    said = next(each for each in page.split("\n\n") if "`build.py verify --gpu` demands" in each)
-    assert re.findall(r"`([a-z_]+)`", said) == list(GPU_PARTS)
+    paragraph = next(
+        part for part in page.split("\n\n") if "`build.py verify --gpu` demands" in part
+    )
+    assert re.findall(r"`([a-z_]+)`", paragraph) == list(GPU_PARTS)
     assert all((folder / f"{part}.py").is_file() for part in GPU_PARTS)
 
 

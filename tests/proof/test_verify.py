@@ -193,7 +193,9 @@ def test_what_does_not_say_that_nothing_was_changed_says_that_it_was(
 ) -> None:
     predicate = proven.provenance()
     inputs = predicate["buildDefinition"]["resolvedDependencies"]
-    next(each for each in inputs if each["name"] == "checkout")["annotations"]["changed"] = 0
+    next(input_row for input_row in inputs if input_row["name"] == "checkout")["annotations"][
+        "changed"
+    ] = 0
     assert check(tmp_path, [line(PROVENANCE, predicate), lines[1]]) == 0
     assert (
         check(tmp_path, [line(PROVENANCE, predicate), lines[1]], "--unchanged")
@@ -202,7 +204,7 @@ def test_what_does_not_say_that_nothing_was_changed_says_that_it_was(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("{}", "line 3: not an envelope"),
         ("{" * 100_000, "line 3: not an envelope"),
@@ -214,10 +216,10 @@ def test_what_does_not_say_that_nothing_was_changed_says_that_it_was(
     ids=["empty", "open", "deep", "not base64", "a number", "deep payload"],
 )
 def test_what_cosign_does_not_print_is_refused(
-    lines: list[str], text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    lines: list[str], text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert check(tmp_path, [*lines, text]) == ProofError.exit_status
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("predicate", [{}, {"buildDefinition": {"resolvedDependencies": [5]}}, []])

@@ -104,16 +104,16 @@ def registries(lines: list[str]) -> Iterator[Registries]:
 @pytest.fixture
 def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Authority]:
     """Give a name of this machine that is no loopback address in itself, and its certificate."""
-    found = next(
-        (each for each in (socket.gethostname(), "localhost.localdomain") if _is_here(each)), None
+    host_name = next(
+        (name for name in (socket.gethostname(), "localhost.localdomain") if _is_here(name)), None
     )
-    if found is None:
+    if host_name is None:
         pytest.skip("NOT TESTED: this machine has no name for a loopback address beside localhost")
     folder = tmp_path / "authority"
     folder.mkdir()
-    authority = make_authority(folder, found)
+    authority = make_authority(folder, host_name)
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.bundle))
-    return found, authority
+    return host_name, authority
 
 
 def _is_here(name: str) -> bool:

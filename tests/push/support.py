@@ -40,12 +40,12 @@ Bcrypt, made by htpasswd.
 
 def program() -> str:
     """Return docker-registry's program; skips where there is none."""
-    found = shutil.which("docker-registry") or shutil.which(
+    program_path = shutil.which("docker-registry") or shutil.which(
         ROOT / ".cache/registry/usr/bin/docker-registry"
     )
-    if found is None:
+    if program_path is None:
         pytest.skip("no docker-registry (tools/set-up-engine all): pushes are not tried")
-    return found
+    return program_path
 
 
 def wait_until_it_answers(process: subprocess.Popen[bytes], port: int, log: Path) -> None:

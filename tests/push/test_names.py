@@ -35,9 +35,9 @@ from trainworks.registry.names import (
 )
 def test_sources_that_are_none(source: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["promote", source, "registry.example/other"]) == 15
-    said = capsys.readouterr().err
-    assert words in said
-    assert "word@" not in said
+    output = capsys.readouterr().err
+    assert words in output
+    assert "word@" not in output
 
 
 def test_a_source_may_have_both_a_tag_and_a_digest() -> None:

@@ -163,7 +163,7 @@ def test_a_push_that_comes_at_any_moment_of_another_one(length: int, registry: H
 
 
 def meanwhile(
-    mine: Hostile, when: Callable[[Request], bool], what: Callable[[], object], *, after: bool
+    mine: Hostile, when: Callable[[Request], bool], action: Callable[[], object], *, after: bool
 ) -> None:
     """Do something once, before a request is answered or after it was."""
     armed = [True]
@@ -174,7 +174,7 @@ def meanwhile(
                 armed.append(True)
                 return False
             armed.clear()
-            what()
+            action()
         return False
 
     mine.fault = fault
@@ -229,10 +229,10 @@ def test_a_program_without_claims_that_sets_the_tag_before_the_last_look(registr
 
 def test_a_push_that_was_ended_with_its_claim_does_not_keep_the_tag(registry: Hostile) -> None:
     mine, other = images(registry)
-    kept: list[bytes] = []
+    waits: list[bytes] = []
 
     def cut(request: Request) -> bool:
-        kept.append(b"")
+        waits.append(b"")
         return (
             side_of(request) == 0
             and wants(request, "PUT")
@@ -310,10 +310,10 @@ def test_a_registry_that_alters_a_manifest_gets_no_image_told(
 
     def alter(request: Request) -> bool:
         there = (NAME, TAG) in registry.manifests
-        wanted = TAG if reference == "tag" else mine
+        reference_wanted = TAG if reference == "tag" else mine
         return (
             there
-            and wants(request, "GET", wanted)
+            and wants(request, "GET", reference_wanted)
             and request.answer(200, altered, Content_Type=kind)
         )
 
@@ -343,12 +343,15 @@ def share(mine: Hostile, side: int, digest: str) -> bool:
 
 
 def shared(mine: Hostile) -> set[str]:
-    return {str(each["digest"]) for each in json.loads(mine.manifests[NAME, TAG][1])["manifests"]}
+    return {
+        str(manifest["digest"])
+        for manifest in json.loads(mine.manifests[NAME, TAG][1])["manifests"]
+    }
 
 
 @pytest.mark.parametrize("length", range(1, 9))
 def test_two_architectures_at_once_are_both_in_the_tag(length: int, registry: Hostile) -> None:
-    digests = [built_for(registry, each) for each in ARCHITECTURES]
+    digests = [built_for(registry, architecture) for architecture in ARCHITECTURES]
     turns = Turns([0] * length + [1] * 200)
     registry.fault = turns.wait
 

@@ -260,6 +260,6 @@ def test_every_target_has_one_line_of_a_terminal(facts: Facts) -> None:
         for row in facts.targets
     }
     for current in ({}, today):
-        for whole in (True, False):
-            text = format_list(facts.targets, facts, current, whole=whole)
+        for is_whole in (True, False):
+            text = format_list(facts.targets, facts, current, whole=is_whole)
             assert [line for line in text.splitlines() if len(line) > WIDTH] == []

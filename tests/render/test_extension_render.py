@@ -132,10 +132,12 @@ def test_golden(name: str, rendering: Rendering, golden: Callable[[str, str], No
         golden(f"extend/{name}/packages/Dockerfile", packages.content.decode())
 
 
-@pytest.mark.parametrize("asked", QUESTIONS)
-def test_golden_questions(asked: str, recipes: Recipes, golden: Callable[[str, str], None]) -> None:
-    rendering = render_sandbox_step(PLANS["debian-python"], recipes, QUESTIONS[asked])
-    golden(f"extend/question-{asked}/Dockerfile", rendering.dockerfile)
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_golden_questions(
+    question: str, recipes: Recipes, golden: Callable[[str, str], None]
+) -> None:
+    rendering = render_sandbox_step(PLANS["debian-python"], recipes, QUESTIONS[question])
+    golden(f"extend/question-{question}/Dockerfile", rendering.dockerfile)
 
 
 def test_what_is_copied_or_mounted_is_there_and_nothing_else(rendering: Rendering) -> None:
@@ -148,20 +150,22 @@ def test_what_is_copied_or_mounted_is_there_and_nothing_else(rendering: Renderin
     assert [
         path
         for path in paths
-        if not any(path == each or path.startswith(f"{each}/") for each in used)
+        if not any(path == folder or path.startswith(f"{folder}/") for folder in used)
     ] == []
     assert [
-        each
-        for each in used
-        if not any(path == each or path.startswith(f"{each}/") for path in paths)
+        path_used
+        for path_used in used
+        if not any(path == path_used or path.startswith(f"{path_used}/") for path in paths)
     ] == []
 
 
 def test_a_step_that_runs_code_of_others_has_no_secret(
     rendering: Rendering, recipes: Recipes
 ) -> None:
-    asked = [render_sandbox_step(PLANS["project"], recipes, each) for each in QUESTIONS.values()]
-    for text in (each.dockerfile for each in (rendering, *asked)):
+    question_renderings = [
+        render_sandbox_step(PLANS["project"], recipes, question) for question in QUESTIONS.values()
+    ]
+    for text in (one_rendering.dockerfile for one_rendering in (rendering, *question_renderings)):
         assert "secret," not in text
         assert "/run/secrets" not in text
 
@@ -235,4 +239,4 @@ def test_permissions_of_the_code_are_kept(name: str, recipes: Recipes) -> None:
 
 def test_every_golden_folder_is_a_plan(root: Path) -> None:
     names = {path.name for path in (root / "tests" / "golden" / "extend").iterdir()}
-    assert names == {*PLANS, *(f"question-{each}" for each in QUESTIONS)}
+    assert names == {*PLANS, *(f"question-{question}" for question in QUESTIONS)}

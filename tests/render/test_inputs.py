@@ -13,11 +13,11 @@ def test_every_file_of_a_context_is_an_input_of_some_part(facts: Facts) -> None:
     for row in facts.targets:
         plan = plan_row(row, facts)
         rendering = render(plan, facts)
-        known = {name for part in inputs_of(plan, rendering).values() for name in part}
+        input_names = {name for part in inputs_of(plan, rendering).values() for name in part}
         unseen = [
             file.path
             for file in rendering.files
-            if is_content(file) and f"file {file.path}" not in known
+            if is_content(file) and f"file {file.path}" not in input_names
         ]
         assert unseen == [], facts.name_of(row)
 

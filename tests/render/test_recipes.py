@@ -83,12 +83,12 @@ UNFIT: dict[str, tuple[str, str]] = {
 
 def test_golden_problems_of_recipes(facts: Facts, golden: Callable[[str, str], None]) -> None:
     lines = []
-    for what, (component, text) in UNFIT.items():
+    for title, (component, text) in UNFIT.items():
         with pytest.raises(RecipeError) as caught:
             render_with(facts, component, text)
         # A longer message goes on with Jinja's own words.
         lines.append(
-            f"{what}\n  {re.sub(r'j2, line [0-9]+', 'j2, line N', caught.value.message)[:140]}\n"
+            f"{title}\n  {re.sub(r'j2, line [0-9]+', 'j2, line N', caught.value.message)[:140]}\n"
         )
         lines += [f"  hint: {caught.value.hint[:50]}\n"] if caught.value.hint else []
     golden("facts/recipes.txt", "".join(lines))

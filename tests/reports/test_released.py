@@ -41,7 +41,8 @@ BUILT = Built(
 def bill(**versions: str) -> dict[str, Any]:
     return {
         "components": [
-            {"purl": f"pkg:pypi/{name}@{each}", "version": each} for name, each in versions.items()
+            {"purl": f"pkg:pypi/{name}@{version}", "version": version}
+            for name, version in versions.items()
         ]
     }
 

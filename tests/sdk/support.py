@@ -56,8 +56,8 @@ class Ended:
     def world(self) -> list[dict[str, Any]]:
         """Return what each process of the job told rank 0, in the order of ranks."""
         assert self.error == "", self.output[-6000:]
-        found: list[dict[str, Any]] = json.loads(self.model["model.json"])
-        return found
+        processes: list[dict[str, Any]] = json.loads(self.model["model.json"])
+        return processes
 
 
 def run_client(line: str, job: Mapping[str, Any], folder: Path, store: str = "") -> Ended:
@@ -80,13 +80,13 @@ def run_client(line: str, job: Mapping[str, Any], folder: Path, store: str = "")
         "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}},
     }
     (folder / "config.yaml").write_text(json.dumps(settings), encoding="utf-8")
-    kept = {
+    variables = {
         name: os.environ[name]
         for name in ("PATH", "DOCKER_HOST", "DOCKER_CONFIG")
         if name in os.environ
     }
     environment = {
-        **kept,
+        **variables,
         "HOME": str(folder),
         "TMPDIR": str(folder),
         "LANG": "C.UTF-8",
@@ -123,10 +123,9 @@ def run_client(line: str, job: Mapping[str, Any], folder: Path, store: str = "")
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            said = (error.stdout or b"").decode(errors="replace")
-            pytest.fail(
-                f"the client has not ended\n{said[-6000:]}\n{_where_it_is(folder, environment)}"
-            )
+            client_output = (error.stdout or b"").decode(errors="replace")
+            place = _where_it_is(folder, environment)
+            pytest.fail(f"the client has not ended\n{client_output[-6000:]}\n{place}")
         output = done.stdout.decode(errors="replace")
         assert done.returncode == 0, output[-6000:]
         result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
@@ -146,7 +145,7 @@ def run_client(line: str, job: Mapping[str, Any], folder: Path, store: str = "")
 
 def _where_it_is(folder: Path, environment: Mapping[str, str]) -> str:
     """Return the processes and the last lines of the containers of a job that does not end."""
-    found: list[str] = []
+    places: list[str] = []
 
     def ask(*words: str) -> str:
         done = subprocess.run(
@@ -165,12 +164,12 @@ def _where_it_is(folder: Path, environment: Mapping[str, str]) -> str:
                 "{{.Name}} {{.State.Status}} {{.State.ExitCode}}",
                 container,
             )
-            found += [
+            places += [
                 state,
                 ask("docker", "top", container),
                 ask("docker", "logs", "--tail", "40", container),
             ]
-    return "\n".join(found)
+    return "\n".join(places)
 
 
 def _compose_files(folder: Path) -> list[Path]:
