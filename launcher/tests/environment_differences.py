@@ -1,11 +1,11 @@
 """Where the script's environment differs from sagemaker-training's on purpose:
 the one table of it, with the reasons.
 
-Each row is a correction of what sagemaker-training exports. The test applies all rows to what the
-real package exports for an input and demands exactly what the launcher exports, for hundreds of
-inputs; and for each row it leaves that row out for the row's own example and demands that they
-differ, so that no row outlives its difference. The table in docs/tables/differences.md is made from
-the rows.
+Each row is a correction of sagemaker-training's variables. The test applies all rows to the
+variables that the real package exports for an input and demands exactly those of the launcher, for
+hundreds of inputs; and for each row it leaves that row out for the row's own example and demands
+that they differ, so that no row outlives its difference. The table in docs/tables/differences.md is
+made from the rows.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Case:
 
 
 class Exported:
-    """What one launcher exports, with SM_TRAINING_ENV decoded, so that a
-    correction can change both places.
+    """The variables that one launcher exports, with SM_TRAINING_ENV decoded, so that a correction
+    can change both places.
     """
 
     def __init__(self, base: str, cpus: int, variables: Mapping[str, str]) -> None:
@@ -105,7 +105,7 @@ class Exported:
 
 @dataclass(frozen=True)
 class Difference:
-    """One row: what is about (variables), what each launcher says, why ours does.
+    """One row: the variables, the value of each launcher, and the reason for ours.
 
     How to get ours from theirs.
     """
@@ -553,8 +553,8 @@ ENDED = (
         Case(_hyperparameters(deep="[" * 2000 + "]" * 2000)),
     ),
 )
-"""Inputs that end sagemaker-training with a traceback and are jobs here: what,
-its exception, what we do, the input.
+"""Inputs that end sagemaker-training with a traceback and are jobs of ours: title, its exception,
+our behaviour, the input.
 """
 
 

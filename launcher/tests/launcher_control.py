@@ -37,7 +37,7 @@ def encode(messages: list[dict[str, Json]]) -> bytes:
 
 @dataclass
 class Heard:
-    """What a role told its supervisor."""
+    """Events that a role told its supervisor."""
 
     said: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
@@ -93,7 +93,7 @@ def leader_on_a_loop(
 
 
 def send(opened: socket.socket, data: bytes) -> None:
-    """Send what the other end still takes."""
+    """Send as many bytes as the other end still takes."""
     with contextlib.suppress(OSError):
         opened.sendall(data)
 
@@ -110,8 +110,8 @@ def join(**changes: Json) -> bytes:
 
 
 class Peer:
-    """The other end of a connection, in the hands of a test: a host that has
-    joined, and may say what it wants.
+    """The other end of a connection, in the hands of a test: a host that has joined, and may send
+    any message.
     """
 
     def __init__(self, loop: Loop, opened: socket.socket, seal: Seal) -> None:
@@ -128,12 +128,12 @@ class Peer:
         in_turns(self.loop)
 
     def hear(self) -> list[Mapping[str, Json]]:
-        """What came; waits for something."""
+        """Return the messages that came; waits for at least one."""
         return self.decoder.feed(receive(self.loop, self.opened))
 
 
 def receive(loop: Loop, opened: socket.socket) -> bytes:
-    """What the other end, on this loop, sends next; b"" if it closed."""
+    """Return the next bytes of the other end, on this loop; b"" if it closed."""
     opened.setblocking(False)
     deadline = time.monotonic() + TIME_OUT
     while time.monotonic() < deadline:

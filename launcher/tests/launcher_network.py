@@ -1,5 +1,5 @@
-"""Hosts as network namespaces on a bridge: what the engine tests of the
-launcher, and its benchmarks, share.
+"""Simulate hosts as network namespaces on a bridge, for the engine tests of the launcher and its
+benchmarks.
 
 A host is a network namespace with a PID, a UTS and a mount namespace of its own in it: as in a
 container, the launcher is process 1, with it everything on that host is gone, the host's own name
@@ -50,7 +50,7 @@ each_kept give
 umount /mnt
 exec "$@"
 """
-"""Makes the namespaces a host and runs a command in it. $1: what the host calls itself.
+"""Makes the namespaces a host and runs a command in it. $1: the host's name for itself.
 
 $2: a directory that all hosts have, the tests' own files. The checkout and the peers' programs stay
 where they are if they are below /tmp.
@@ -65,7 +65,7 @@ def call(*words: str) -> None:
 
 
 def need(*programs: str) -> None:
-    """Skip, and say what is missing."""
+    """Skip, and name the missing programs."""
     missing = [
         name
         for name in programs

@@ -1,4 +1,4 @@
-"""What tests need to have the real pip install something without any index of this machine."""
+"""Set up an installation by the real pip without any index of this machine."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def start_pod(
         host: Its name there.
         base: Folder of its files.
         words: Arguments of the program.
-        hostname: What the pod calls itself.
+        hostname: The pod's name for itself.
         variables: The platform's.
         mounts: Path in the pod -> file or folder that is put there.
         program: The words that start the program.

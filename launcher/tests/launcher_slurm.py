@@ -198,7 +198,7 @@ def _start(stack: contextlib.ExitStack, words: Sequence[str]) -> None:
 def _until(done: object, slurm: Slurm) -> None:
     """Wait for a cluster that answers.
 
-    Skip, with what its logs say, where this machine cannot run one.
+    Skip, with the logs' text, where this machine cannot run one.
     """
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:

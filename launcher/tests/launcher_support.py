@@ -1,5 +1,5 @@
-"""What the launcher's tests share: made-up environments for pure tests, real
-launcher processes for the others.
+"""Share made-up environments for pure tests, and real launcher processes for the others, among the
+launcher's tests.
 """
 
 from __future__ import annotations

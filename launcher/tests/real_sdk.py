@@ -1,5 +1,5 @@
-"""Asks the SageMaker Python SDK itself what it makes of a ``distribution``,
-where its second line is installed.
+"""Ask the SageMaker Python SDK itself for its reading of a ``distribution``, where its second line
+is installed.
 
 The SDK answers in a process of its own, without credentials, and sends nothing: its import looks
 for credentials on the network, writes lines of its own, and changes the dicts that it is given.
@@ -35,7 +35,7 @@ _START = "import sys; sys.path += sys.argv[1:]; import real_sdk; real_sdk.answer
 
 
 class Case(NamedTuple):
-    """What an estimator is given.
+    """The arguments of an estimator.
 
     ``version`` is the framework's, ``""`` if not known (TensorFlow's needs it).
     """
@@ -58,7 +58,7 @@ def ask(cases: Sequence[Case], python: str = sys.executable) -> tuple[Answer, ..
     """Ask the SDK of a Python.
 
     Args:
-        cases: What to ask.
+        cases: The questions.
         python: The interpreter; if it is this one, it is not started where it has no ``sagemaker``.
 
     Returns:
@@ -93,7 +93,7 @@ def ask(cases: Sequence[Case], python: str = sys.executable) -> tuple[Answer, ..
 
 
 def _sent(case: Mapping[str, Any], session: Any) -> dict[str, Any]:
-    """Return the hyperparameters of an estimator. Raises what the SDK raises."""
+    """Return the hyperparameters of an estimator. Raises the SDK's own errors."""
     kind = importlib.import_module("sagemaker.instance_group").InstanceGroup
     framework = case["framework"]
     estimator = getattr(importlib.import_module(f"sagemaker.{framework}"), _ESTIMATORS[framework])
@@ -126,7 +126,7 @@ def _sent(case: Mapping[str, Any], session: Any) -> dict[str, Any]:
 
 
 def answer() -> None:
-    """Answer the cases on stdin, as JSON on stdout: what the child process does."""
+    """Answer the cases on stdin, as JSON on stdout, in the child process."""
     cases, stdout = json.load(sys.stdin), sys.stdout
     sys.stdout = sys.stderr  # the SDK's log
     session = importlib.import_module("sagemaker").Session()

@@ -1,4 +1,5 @@
-"""What mpirun's agent starts on another host: by way of both launchers, and ended with the job.
+"""Test the commands that mpirun's agent starts on another host: by way of both launchers, and ended
+with the job.
 
 A stand-in for mpirun: any program that runs the agent of its command line with
 a host and words, as Open MPI does.
@@ -126,7 +127,7 @@ def test_a_daemon_that_cannot_start_ends_the_job_and_its_host_is_named(tmp_path:
 
 
 def test_what_an_agent_started_ends_with_the_job(tmp_path: Path) -> None:
-    """Also what has left its session, as mpirun's daemons do.
+    """End also a process that has left its session, as mpirun's daemons do.
 
     With mpirun, and with a launcher that is killed.
     """
@@ -271,7 +272,7 @@ def test_only_mpiruns_own_help_is_a_reason(message: str, reason: str) -> None:
 
 
 def test_what_a_programs_agent_started_ends_with_the_job(tmp_path: Path) -> None:
-    """Also what has left its session, and after the agent has gone."""
+    """End also a process that has left its session, and after the agent has gone."""
     for name, line in {
         "waits": "exec sleep 1000",
         "gone": "setsid sleep 1001 >/dev/null 2>&1 &",

@@ -201,7 +201,7 @@ def test_the_value_style_is_what_sagemaker_training_gives(tmp_path: Path) -> Non
 
 @pytest.mark.engine
 def test_the_json_style_is_what_model_trainer_gives(tmp_path: Path) -> None:
-    """What the SDK's driver makes of a hyperparameters file, and what we make of it.
+    """Compare the reading of a hyperparameters file by the SDK's driver with ours.
 
     The order may differ.
     """

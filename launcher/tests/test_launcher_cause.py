@@ -1,4 +1,4 @@
-"""What the cause of a job's end is: real deaths, under the real launcher."""
+"""Test the cause of a job's end: real deaths, under the real launcher."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ STATE = "', '.join(f'model.layers.{n}.self_attn.q_proj.weight' for n in range(20
             IMPORTS + f"import runpy\nopen('m.py', 'w').write({DIES!r})\nrunpy.run_path('m.py')",
             "ValueError: loss is nan",
         ),
-        # what only says that a process failed which it had started
+        # exceptions that only say that a started process failed
         (IMPORTS + child(DIES) + "check=True)", "ValueError: loss is nan"),
         (
             IMPORTS + child(IMPORTS + child(DIES) + "check=True)") + "check=True)",
@@ -130,7 +130,7 @@ STATE = "', '.join(f'model.layers.{n}.self_attn.q_proj.weight' for n in range(20
 def test_the_exception_that_ended_the_process_is_the_cause(
     tmp_path: Path, script: str, words: str
 ) -> None:
-    """Whatever is printed after it, by whom, and how long its text is."""
+    """Find the exception behind any later output, of any process, and with a text of any length."""
     assert_cause(run(tmp_path, script), words)
 
 
@@ -369,7 +369,9 @@ def test_a_status_of_a_tool_is_not_that_of_an_older_child(tmp_path: Path) -> Non
 def test_an_exception_that_a_library_handled_is_not_the_cause(
     tmp_path: Path, end: str, status: int, words: str
 ) -> None:
-    """``code`` leaves what it handles in sys.last_value, as pytest and IPython do."""
+    """Raise an exception that ``code`` handles and leaves in sys.last_value, as pytest and IPython
+    do.
+    """
     script = (
         "import code, sys\n"
         "code.InteractiveInterpreter().runcode(compile('1 / 0', 'cell', 'exec'))\n"
@@ -587,11 +589,10 @@ NO_OTHERS: Mapping[str, tuple[str, str]] = {}
 def own_starter(
     base: Path, message: str, host: str = "", others: Mapping[str, tuple[str, str]] = NO_OTHERS
 ) -> None:
-    """The inputs of a host whose script starts its ranks itself, and fails with
-    what their starter said.
+    """The inputs of a host whose script starts its ranks itself, and fails with the output of their
+    starter.
 
-    Hosts have one script: with ``others`` it is for each of them what it runs
-    first and what is said there.
+    Hosts have one script: ``others`` has for each of them the first command and its output.
     """
     config: dict[str, Json] = {"hosts": [*others], "current_host": host} if others else {}
     write_inputs(base, "", {"sagemaker_program": "run.sh"}, config)

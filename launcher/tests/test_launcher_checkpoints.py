@@ -21,7 +21,7 @@ from trainworks_launcher.contract.json_values import Json
 
 
 def zipped() -> bytes:
-    """What torch.save writes: a zip file."""
+    """Return a zip file, as torch.save writes one."""
     import io
 
     buffer = io.BytesIO()

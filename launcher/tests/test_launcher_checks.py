@@ -41,7 +41,7 @@ def findings_of(checks: Checks, seen: HostState) -> list[tuple[str, str]]:
     return [(finding.severity, finding.what) for finding in rules.find_problems(checks, seen)]
 
 
-# --- what figures mean ----------------------------------------------------------------------------
+# --- the meaning of figures -----------------------------------------------------------------------
 OLD = "the host's NVIDIA driver 470.57.02 is older than 525.60.13, which CUDA 12.4 needs"
 
 

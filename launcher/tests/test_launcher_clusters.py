@@ -358,7 +358,7 @@ def test_what_does_not_fit_together_is_refused(
     ],
 )
 def test_no_job_has_so_many_hosts(platform: dict[str, str], digits: int) -> None:
-    """A list of them was begun. What follows from a wrong number is not told beside it."""
+    """Refuse the number alone: no list of hosts is made, and no consequence is told beside it."""
     count = next(name for name, value in platform.items() if not value)
     problems = list(map(str, described({**platform, count: "9" * digits}).problems))
     assert [

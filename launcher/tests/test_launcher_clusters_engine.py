@@ -81,7 +81,7 @@ def run(
     *words: str,
     status: int = 0,
 ) -> tuple[str, ...]:
-    """Run a job on two hosts, which must end with a status; what each printed."""
+    """Run a job on two hosts, which must end with a status; return the output of each."""
     need("python", "torchrun", "mpirun")
     engine_manifest(folder)
     (folder / "train.py").write_text(script, encoding="utf-8")

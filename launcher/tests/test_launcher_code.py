@@ -183,8 +183,8 @@ def planned(
 
 
 def warned(node_plan: NodePlan) -> list[str]:
-    """What it warns of, but for the results: pytest's own folders may be in
-    memory, which keeps nothing.
+    """Return the warnings of a plan, but for the results: pytest's own folders may be in memory,
+    which keeps nothing.
     """
     return [
         line
@@ -363,7 +363,7 @@ def archive_of(path: Path, members: Sequence[Member]) -> Path:
 
 
 def listing(directory: Path) -> dict[str, str]:
-    """What is below a directory, links not followed: path -> content, target, or kind."""
+    """Return the files below a directory, links not followed: path -> content, target, or kind."""
     entries: dict[str, str] = {}
     for parent, directories, files in os.walk(directory):
         for name in (*directories, *files):
@@ -381,7 +381,7 @@ def listing(directory: Path) -> dict[str, str]:
 
 
 def try_to_unpack(place: Path, members: Sequence[Member]) -> tuple[bool, dict[str, str]]:
-    """Unpack into ``place/root``; (whether it was accepted, what is in the root then).
+    """Unpack into ``place/root``; return whether it was accepted, and the names in the root then.
 
     Nothing outside may change.
     """
@@ -662,7 +662,7 @@ assert open("outside.txt").read() == "of another folder"
 
 
 def arguments_received(launcher: Launcher) -> list[list[str]]:
-    """What each process got, from the lines that it printed."""
+    """Return the arguments of each process, from the lines that it printed."""
     return [
         json.loads(line.partition("GOT ")[2])
         for line in launcher.text.splitlines()

@@ -1,7 +1,7 @@
 """The control channel against everybody who may connect: hosts with and without
 the secret, strangers, floods.
 
-Real sockets and real launchers on loopback; what is sent is bounded in number and time.
+Real sockets and real launchers on loopback; messages are bounded in number and time.
 """
 
 from __future__ import annotations
@@ -558,9 +558,7 @@ def test_a_worker_with_another_secret_ends_soon_and_says_why(
 
 # --- outages --------------------------------------------------------------------------------------
 class Relay:
-    """What lies between two hosts: forwards connections, until it is told to
-    swallow what they say.
-    """
+    """A relay between two hosts: forwards connections, until it is told to swallow their data."""
 
     def __init__(self, loop: Loop, port: int, stack: contextlib.ExitStack) -> None:
         self.loop, self.port, self.stack = loop, port, stack
@@ -595,14 +593,14 @@ class Relay:
             there.shutdown(socket.SHUT_RDWR)
 
     def stall(self, *, both: bool = True) -> None:
-        """Swallow what the present connections say, or only their way to the leader.
+        """Swallow the data of the present connections, or only of their way to the leader.
 
         New ones are forwarded.
         """
         self.stalled.update(self.open if both else self.open[::2])
 
     def heal(self) -> None:
-        """Forward again, also what was said meanwhile."""
+        """Forward again, also the data from meanwhile."""
         for here, there in zip(self.open[::2], self.open[1::2], strict=True):
             for one, other in ((here, there), (there, here)):
                 if one in self.stalled and one.fileno() >= 0:
@@ -612,8 +610,9 @@ class Relay:
 
 @pytest.mark.parametrize("both", [True, False])
 def test_a_connection_that_stays_silent_after_an_outage_ends_nothing(both: bool) -> None:
-    """As the kernel's is, whose tries to send again get rarer: questions on fresh connections are
-    signs of life, for both sides, and what was sent meanwhile comes when the connection does.
+    """Keep a connection silent as the kernel's is, whose tries to send again get rarer: questions
+    on fresh connections are signs of life, for both sides, and the messages from meanwhile come
+    when the connection does.
     """
     limits = Limits(heartbeat=1.2)
     with contextlib.ExitStack() as stack:

@@ -1,5 +1,5 @@
-"""The phases of the control channel's two ends: what each event does in each of
-them, to real roles on loopback.
+"""Test the phases of the control channel's two ends: the effect of each event in each of them, on
+real roles on loopback.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ TABLES: tuple[Table[IntEnum], ...] = (phases.LEADER, phases.WORKER, phases.SEARC
 
 
 def read(matrix: str) -> Iterator[tuple[str, str, str, list[str]]]:
-    """Yield (event, phase, next phase, what the supervisor hears) of each cell of a table.
+    """Yield (event, phase, next phase, messages to the supervisor) of each cell of a table.
 
     "." is left out.
 
-    A cell is the next phase, "-" if it stays, and after a "+" what is heard.
-    "error" is an error of the program.
+    A cell is the next phase, "-" if it stays, and after a "+" the messages. "error" is an error of
+    the program.
     """
     heading, *rows = (line for line in matrix.splitlines() if line.strip())
     for row in rows:
@@ -130,8 +130,8 @@ def bring_leader(phase: str, role: Leader, peer: Peer) -> None:
 
 
 def wait_for_what_was_said(peer: Peer, port: int, heard: Heard) -> None:
-    """Let a stranger come: when the leader has dropped it, it has read what the
-    others said before.
+    """Let a stranger come: when the leader has dropped it, it has read the messages of the others
+    from before.
     """
     with socket.create_connection((LEADER, port)) as stranger:
         send(stranger, b"hello\n")
@@ -207,8 +207,8 @@ def bring_worker(phase: str, leader: FakeLeader, peer: Peer | None) -> None:
 
 
 def say(leader: FakeLeader, peer: Peer, message: dict[str, Json]) -> None:
-    """Say something to a worker, and wait until it has read it: what the
-    channel does not know comes to `told`.
+    """Send a message to a worker, and wait until it has read it: a kind that the channel does not
+    know comes to `told`.
     """
     heard_before = len(leader.heard.told)
     peer.say(message, {"type": "mark"})

@@ -1,5 +1,5 @@
-"""Devices are what this container may open, and what a user sets is held to
-them as what the launcher sets is.
+"""Test that devices are those that this container may open, and that a user's settings are held to
+them as the launcher's own are.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ def test_gpus_that_were_left_out_on_purpose_are_not_missed() -> None:
 
 # --- NUMA -----------------------------------------------------------------------------------------
 class Sockets(NamedTuple):
-    """A host's own listing of its GPUs and NUMA nodes, and what this process may use."""
+    """A host's own listing of its GPUs and NUMA nodes, and the part that this process may use."""
 
     gpu_nodes: Sequence[str | None] = ("0", "0", "1", "1")
     cpu_lists: Sequence[str] = ("0-1,4", "2-3")
@@ -279,7 +279,7 @@ class Sockets(NamedTuple):
 
 
 def nodes_on(root: Path, host: Sockets) -> tuple[int, ...]:
-    """What the launcher finds on such a host."""
+    """Return the launcher's findings on such a host."""
     for number, cpus in enumerate(host.cpu_lists):
         node = root / f"sys/devices/system/node/node{number}"
         node.mkdir(parents=True)
@@ -324,7 +324,7 @@ def test_gpus_of_two_nodes(tmp_path: Path, host: Sockets, nodes: tuple[int, ...]
     "host",
     [
         Sockets(cpu_lists=("0-4",), gpu_nodes=("0",) * 4),
-        Sockets(gpu_nodes=("0", "0", "0", "0")),  # the CPUs of the other node would be nobody's
+        Sockets(gpu_nodes=("0", "0", "0", "0")),  # the CPUs of the other node would be unused
         Sockets(gpu_nodes=("-1", "-1", "-1", "-1")),  # torch takes node 0 for all of them
         Sockets(gpu_nodes=("0", "0", "1", "-1")),
         Sockets(gpu_nodes=("0", "0", "1", None)),  # torch ends the job: no such file

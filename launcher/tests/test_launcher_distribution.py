@@ -1,5 +1,5 @@
-"""What the SDK makes of a ``distribution``: by a table, and beside the real
-SDK, which is asked where it is there.
+"""Test the SDK's reading of a ``distribution``: by a table, and beside the real SDK, which is asked
+where it is there.
 """
 
 from __future__ import annotations

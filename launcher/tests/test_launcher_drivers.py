@@ -1,6 +1,4 @@
-"""ModelTrainer's files: what they say becomes the same job as the older lines'
-hyperparameters say.
-"""
+"""Test ModelTrainer's files: they become the same job as the older lines' hyperparameters."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ def write(
     hyperparameters: Mapping[str, Json] | None = None,
     files: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """What ModelTrainer's channels mount; the variables that go with it."""
+    """Write the files that ModelTrainer's channels mount; return the variables of the job."""
     (base / "input/config").mkdir(parents=True)
     (base / "input/data/sm_drivers").mkdir(parents=True)
     (base / "input/data/code").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What a job asks for that may restart and lose hosts: settings, problems, and torchrun's words."""
+"""Test the settings of a job that may restart and lose hosts: problems, and torchrun's words."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """How a job ends whose starter is wrong about its ranks, or outlives them: real processes under
 stand-ins for starters.
 
-The stand-ins keep the order of words and the variables of mpirun and torchrun.
-Then they do what a test says.
+The stand-ins keep the order of words and the variables of mpirun and torchrun. Then they act as a
+test says.
 """
 
 from __future__ import annotations

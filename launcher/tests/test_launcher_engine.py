@@ -1,8 +1,8 @@
 """Jobs under the real Open MPI and torchrun: one host, and two hosts as two network namespaces.
 
 Marked ``engine``. They need root, iproute2, util-linux, and a virtual environment with Open MPI,
-mpi4py and torch: ``tools/set-up-peers`` makes it, TRAINWORKS_TEST_PREFIX names another. What is
-missing is skipped and said.
+mpi4py and torch: ``tools/set-up-peers`` makes it, TRAINWORKS_TEST_PREFIX names another. A test
+whose needs are missing is skipped with their names.
 """
 
 from __future__ import annotations

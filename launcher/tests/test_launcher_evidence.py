@@ -1,6 +1,6 @@
 """The table of evidence: which rank failed first, row by row.
 
-And what kind of evidence one process is.
+And the kind of evidence of one process.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ TORCHRUN = Starter(kill_seconds=KILL_SECONDS["torchrun"])
             TORCHRUN,
             "a0",
         ),
-        # Nobody can say which of two ends by SIGTERM on two hosts came first: a
-        # starter of all hosts can.
+        # Two ends by SIGTERM on two hosts have no known order: a starter of all hosts tells which
+        # came first.
         ([terminated(1.0, "a0"), terminated(1.1, "b3")], MPIRUN._replace(rank=3), "b3"),
         ([terminated(1.0, "b3"), recorded(1.1, "a0", 15)], MPIRUN._replace(rank=3), "b3"),
         # A rank whose status its starter took, and tells.
@@ -155,13 +155,13 @@ TORCHRUN = Starter(kill_seconds=KILL_SECONDS["torchrun"])
         ([left(1.0, "a3"), recorded(1.5, "a1"), peer(2.0, "a2")], NOBODY, "a1"),
         ([unseen(1.0, "a3"), peer(2.0, "a2")], NOBODY, "a3"),
         ([unseen(2.5, "a3"), peer(2.0, "a2")], NOBODY, "a2"),  # perhaps ended by the starter
-        # Row 3: what blames another process never beats an own failure, however
-        # much earlier it was.
+        # Row 3: evidence that blames another process never beats an own failure, however much
+        # earlier it was.
         ([peer(1.0, "a0"), recorded(9.0, "b3")], NOBODY, "b3"),
         ([peer(1.0, "a0"), died(9.0, "b3", 139)], NOBODY, "b3"),
         ([peer(2.0, "a0"), peer(1.0, "b3")], NOBODY, "b3"),
         ([peer(1.0, "a0")], Starter(3), "a0"),
-        # mpirun ends a job for a rank that ended early: what failed before that counts.
+        # mpirun ends a job for a rank that ended early: a failure from before that end counts.
         ([died(1.0, "a0", 17), left(2.0, "b3")], MPIRUN._replace(rank=3, ended_early=True), "a0"),
         # Row 5: told to end, after another rank had failed.
         ([peer(1.0, "a0"), terminated(1.2, "a1")], TORCHRUN, "a0"),

@@ -1,6 +1,6 @@
-"""What the script is given: the job's host, groups and log level as variables.
+"""Test the variables of the script: the job's host, groups and log level.
 
-What cannot be one is refused.
+A value that cannot be one is refused.
 """
 
 from __future__ import annotations

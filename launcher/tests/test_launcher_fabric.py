@@ -82,7 +82,7 @@ KNOWN = {
     "ml.g5.48xlarge": PLAIN,
     "ml.g4dn.12xlarge": PLAIN,
 }
-"""What the guides say of instance types that people ask about.
+"""Words of the guides about instance types that people ask about.
 
 The other rows have to agree with themselves.
 """
@@ -98,8 +98,8 @@ def image(**changes: Json) -> Manifest:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
 def test_every_instance_type(row: dict[str, Json]) -> None:
-    """Its own devices seen, its devices hidden, and planned from elsewhere:
-    what is set, and that each has a reason.
+    """Plan with its own devices seen, with its devices hidden, and from elsewhere: each variable
+    that is set has a reason.
     """
     name = str(row["name"])
     expected = (RDMA if row["efa_rdma"] else PLAIN) if row["efa"] else {}
@@ -207,7 +207,7 @@ def test_network_interfaces_that_exist_are_used(
 def test_open_mpi_keeps_to_the_interface_that_reaches_the_others(
     changed: Mapping[str, Any], expected: str | None
 ) -> None:
-    """Each host has its own variable, where nobody names an interface.
+    """Set the variable of each host, where no user names an interface.
 
     Mpirun would spread that of the leader.
     """

@@ -1,6 +1,6 @@
-"""What a host brings in before the start: code from S3, a project, requirements from private
-indexes. Real pip, real S3 server, real clients; and no secret in an argument of any process or in
-the log.
+"""Test the things that a host brings in before the start: code from S3, a project, requirements
+from private indexes. Real pip, real S3 server, real clients; and no secret in an argument of any
+process or in the log.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Index(http.server.ThreadingHTTPServer):
 
     And the two calls of CodeArtifact that lead there.
 
-    Whoever asks it is looked at: ``seen`` has every command line of the machine, while pip was
-    asking, with the token.
+    Every process that asks it is looked at: ``seen`` has every command line of the machine, while
+    pip was asking, with the token.
     """
 
     daemon_threads = True
@@ -279,7 +279,7 @@ def test_an_index_of_the_file_that_does_not_answer_is_left_out(
 
 
 def test_two_files_of_pip_that_say_the_same(tmp_path: Path, index: Index) -> None:
-    """The user's own wins over the machine's, whatever their names are."""
+    """Prefer the user's own file to the machine's, with any names of the two."""
     own = index.address.replace("://", f"://{USER}:{TOKEN}@")
     for name, address in (
         (".config/pip", f"{own}/simple/"),
@@ -397,7 +397,7 @@ AWS = {
     "AWS_REGION": "eu-west-1",
 }
 PLAIN_PYTHON = "/usr/bin/python3"
-"""One without boto3, so that the aws command line is what is left."""
+"""Programs without boto3, so that only the aws command line is left."""
 
 
 def programs_with(client: str) -> dict[str, str]:
@@ -516,7 +516,7 @@ def upload(address: str, place: Path, key: str, files: Mapping[str, str]) -> str
 def job_from(address: str, base: Path, location: str, client: str, **more: str) -> Launcher:
     """A job whose code is at ``location``, to its end.
 
-    Nobody may show the secret in a command line meanwhile.
+    No process may show the secret in a command line meanwhile.
     """
     programs = programs_with(client)
     write_inputs(

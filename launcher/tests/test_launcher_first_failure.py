@@ -172,8 +172,8 @@ def test_a_rank_that_takes_its_time_to_end_is_the_first_to_fail(
 def test_a_program_that_aborts_for_a_lost_peer_is_not_the_first_to_fail(
     tmp_path: Path, hosts: int
 ) -> None:
-    """What the runtime of C++ prints of an exception is all that is known of
-    it: NCCL and gloo end a rank so.
+    """Abort as NCCL and gloo do: only the text that the runtime of C++ prints of an exception tells
+    about the end.
     """
     with job_of(tmp_path, script_of(RAISES, SLOW_HANDLER, miss=ABORTS), hosts) as launchers:
         assert_told(launchers, 1, LABEL)

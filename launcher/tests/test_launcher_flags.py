@@ -40,7 +40,7 @@ def parameters(argv: tuple[str, ...]) -> list[tuple[str, str]]:
 
 
 def exports(argv: tuple[str, ...]) -> list[str]:
-    """What stands behind each -x."""
+    """Yield the word behind each -x."""
     return [argv[i + 1] for i, word in enumerate(argv) if word == "-x"]
 
 

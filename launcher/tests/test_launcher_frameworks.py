@@ -1,9 +1,9 @@
 """TensorFlow, MXNet and torch_xla jobs as real processes, with stand-ins for the frameworks.
 
-The frameworks are not installed here. Each stand-in is a package of a few lines that does what the
-real one does with what it is given: TensorFlow's server listens on its address of TF_CONFIG,
-``import mxnet`` serves where DMLC_ROLE says so. What is shown is that the processes are started
-with the right words and ended with the job, and no more.
+The frameworks are not installed. Each stand-in is a package of a few lines that acts on its
+arguments as the real one does: TensorFlow's server listens on its address of TF_CONFIG, ``import
+mxnet`` serves where DMLC_ROLE says so. The tests show that the processes are started with the right
+words and ended with the job, and no more.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Whatever the platform's files, the variables and the options say: a well-formed plan, or a
-refusal that tells what is wrong and where. Never a traceback.
+"""Test that any files of the platform, variables and options give a well-formed plan, or a refusal
+that tells the problem and its place. Never a traceback.
 
 The default run is short. ``TRAINWORKS_FUZZ_EXAMPLES=20000 python -m pytest
 launcher/tests/test_launcher_fuzz.py`` goes deeper; every defect that was found so has a test of its
@@ -233,7 +233,7 @@ VARIABLE_WORDS = words(
 VARIABLE_TEXT = st.text(
     st.characters(codec="utf-8", exclude_characters="\0"), max_size=12
 ) | st.sampled_from(["", "\udcff", "a\udc80b", "x" * 5000, '{"a": 1}', *VARIABLE_WORDS])
-"""What a process's environment can hold: no NUL.
+"""Texts that a process's environment can hold: no NUL.
 
 Bytes that are not UTF-8 are lone surrogates from U+DC80 on.
 """
@@ -259,7 +259,7 @@ BROKEN += [b"[" * 200_000, b'{"a":' * 3000, b"9" * 5000]
 WHOLE_FILE: st.SearchStrategy[bytes | None] = (
     st.none() | st.binary(max_size=20) | st.sampled_from(BROKEN)
 )
-"""A file that is not what it should be; None is an absent one."""
+"""A file with wrong content; None is an absent one."""
 
 TRAINER_NAMES = (names.SOURCE_CODE_FILE, names.DISTRIBUTED_FILE)
 MAPPINGS = {
@@ -320,7 +320,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
         base / "code/tool",
         *(base / "programs" / name for name in (*PROGRAMS, "nvidia-smi")),
     ):
-        # Executable, and not a program: whoever starts it gets an OSError.
+        # Executable, and not a program: a start of it is an OSError.
         path.write_text("", encoding="utf-8")
         path.chmod(0o755)
     document = manifest_document() | {"programs": {}}
@@ -436,7 +436,7 @@ def test_any_files_of_model_trainer_are_a_plan_or_a_clear_refusal(
     )
 
 
-# --- what was found, each by name -----------------------------------------------------------------
+# --- findings, each by name -----------------------------------------------------------------------
 def files(
     hyperparameters: Mapping[str, Json], config: Mapping[str, Json] | None = None
 ) -> dict[str, bytes | None]:

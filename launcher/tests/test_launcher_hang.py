@@ -489,7 +489,7 @@ def test_a_program_counts_as_if_it_were_alone_on_its_host(python: bool) -> None:
 
     On a crowded host each time takes longer.
 
-    What it says about the program stays the same, as it is measured over some of its rounds.
+    The verdict on the program stays the same, as it is measured over some of its rounds.
     """
     for seed in range(500):
         draw = random.Random(seed)
@@ -808,9 +808,7 @@ def get(seconds):
 
 
 def test_a_main_thread_that_waits_in_a_package_is_a_driver(tmp_path: Path) -> None:
-    """Its workers may be on other hosts: what it prints of them is a sign,
-    whichever thread prints it.
-    """
+    """Count the output about workers on other hosts as a sign, from any thread."""
     package = tmp_path / "lib/python3/site-packages/cluster.py"
     package.parent.mkdir(parents=True)
     package.write_text(DRIVER, encoding="ascii")
@@ -935,7 +933,7 @@ work()
 
 
 def test_a_look_and_process_1_may_wait_for_the_same_process() -> None:
-    """py-spy is started in a thread, and its status taken by whoever comes first."""
+    """Start py-spy in a thread: the first of the two waiters takes its status."""
     script = """
 import subprocess, threading
 from trainworks_launcher.supervise.processes.processes import Orphans

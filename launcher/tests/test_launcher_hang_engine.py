@@ -35,7 +35,8 @@ PAUSE_LIMIT = 4
 """Seconds without progress in the tests of pauses."""
 
 CROWD = 4
-"""Threads that want a processor, above which what a rank does within the limit cannot be seen."""
+"""Threads that want a processor, above which the actions of a rank within the limit cannot be seen.
+"""
 
 MODE: dict[str, Json] = {
     "sagemaker_torch_distributed_enabled": "true",
@@ -268,7 +269,7 @@ WAITS_FOR_EVER = {
 """
     ),
 }
-"""What the odd rank does, with nobody to end it: the others wait for it in a collective."""
+"""Code of the odd rank, which no process ends: the others wait for it in a collective."""
 
 STARTS: dict[str, tuple[dict[str, Json], str]] = {
     "torchrun": (MODE, RANKS + "import filelock\ndef together():\n    dist.all_reduce(ones)\n"),
@@ -530,7 +531,7 @@ list_all()
 """
     ),
 }
-"""What a rank does for longer than the limit while the other one waits for it.
+"""Code of a rank for longer than the limit while the other one waits for it.
 
 More: the test of two hosts, above.
 """
@@ -548,7 +549,7 @@ class Store(http.server.BaseHTTPRequestHandler):
         self.wfile.write(page)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Nobody reads it."""
+        """Drop the server's log lines."""
 
 
 @pytest.mark.parametrize("pause", PAUSES)

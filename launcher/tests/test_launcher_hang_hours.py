@@ -1,7 +1,7 @@
 """24 simulated hours of jobs of many kinds: the real watch of two hosts, with a
 clock and processes that are made up.
 
-A job is a list of what it does one after the other, each with its seconds, and prints after some of
+A job is a list of its parts one after the other, each with its seconds, and prints after some of
 them. Only rank 0, on the first host, prints. No alarm is right while it works; after a stop at any
 moment the warning must come in time.
 """
@@ -33,11 +33,11 @@ C10D = "/site-packages/torch/distributed/distributed_c10d.py"
 LIMIT = 600.0
 HOUR = 3600.0
 EACH = 24 * HOUR / 9
-"""What a job runs: nine of them are a day."""
+"""Parts of a job: nine of them are a day."""
 
 
 class Part(NamedTuple):
-    """What a job does for a while.
+    """Part of a job that takes a while.
 
     Attributes:
         seconds: How long.
@@ -154,7 +154,7 @@ class World(loops.Loop):
 
     Attributes:
         now: Seconds of its clock.
-        said: What the leader has logged: (when, line).
+        said: Log of the leader: (when, line).
     """
 
     def __init__(self, job: Job, seed: int, until: float, stops: float = math.inf) -> None:
@@ -193,9 +193,7 @@ class World(loops.Loop):
         self.now = end
 
     def works(self, host: int) -> tuple[int, int, int]:
-        """Return what has changed until now: of a stack, of bytes, of CPU time
-        of other programs.
-        """
+        """Return the changes until now: of a stack, of bytes, of CPU time of other programs."""
         now = min(self.now, self.stops)
         part = bisect.bisect(self.ends, now)
         does = self.parts[part].does
@@ -210,7 +208,7 @@ class World(loops.Loop):
 
 
 class Made(Sampler):
-    """What is seen of one host of a world."""
+    """The samples of one host of a world."""
 
     def __init__(self, world: World, host: int) -> None:
         super().__init__("", "")

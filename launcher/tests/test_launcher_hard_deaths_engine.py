@@ -2,7 +2,7 @@
 status, host and rank on both hosts.
 
 Marked ``engine``. TRAINWORKS_HARD_DEATHS=40 is the whole series (about ten minutes); by default
-there is one death of each kind. Every second one is beside a load of eight processes. What it
+there is one death of each kind. Every second one is beside a load of eight processes. Its
 needs: see ``test_launcher_engine.py``.
 """
 
@@ -54,7 +54,7 @@ DEATHS = {
     "exit 0": ("os._exit(0)", None, "ended with exit status 0 while other ranks went on"),
     "exception": ("raise ValueError('the batch is empty')", 1, "ValueError: the batch is empty"),
 }
-"""What the rank does, the job's status (None: any but 0), and the words of the failure."""
+"""Code of the rank, the job's status (None: any but 0), and the words of the failure."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What the launcher adds to every Python of a job: its end waits for gloo's threads."""
+"""Test the hooks in every Python of a job: its end waits for gloo's threads."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Plain hosts, with real processes on two hosts that are network namespaces: no /opt/ml, no
 scheduler, late names.
 
-Marked ``engine``; see test_launcher_engine for what is needed.
+Marked ``engine``; see test_launcher_engine for its needs.
 """
 
 from __future__ import annotations

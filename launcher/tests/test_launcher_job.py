@@ -1,5 +1,5 @@
-"""From the environment to a job: what is accepted, what is refused, and that
-all problems are told at once.
+"""Test the way from the environment to a job: accepted values, refused values, and that all
+problems are told at once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Promises about the package itself: what it needs, what it lists twice, how quickly it starts."""
+"""Test promises about the package itself: its needs, its lists, and the time of its start."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ RUN_BY_THE_USERS_PYTHON = {
 }
 """By the one that has boto3, which was looked up before, or that runs pip.
 
-And what they import of it.
+And the names that they import from it.
 """
 
 
@@ -400,7 +400,7 @@ def test_it_runs_on_the_oldest_python(tmp_path: Path) -> None:
         check=False,
     )
     assert compiled.returncode == 0, compiled.stderr.decode()
-    # What a type is made of is evaluated where it has a name.
+    # The base of a type is evaluated where it has a name.
     libraries = [
         path.relative_to(LAUNCHER)
         for path in SOURCES

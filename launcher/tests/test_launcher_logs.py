@@ -1,5 +1,5 @@
-"""Logs of many ranks, and what is known of the ranks: real processes that
-print, fail, hang and are stopped.
+"""Test logs of many ranks, and the facts about the ranks: real processes that print, fail, hang and
+are stopped.
 
 A stand-in for torchrun starts the ranks: it keeps torchrun's order of words and
 its variables, and costs nothing.
@@ -196,7 +196,7 @@ def test_a_rank_without_a_launcher_goes_on_with_the_output_it_has(tmp_path: Path
 
 
 def test_a_slow_reader_loses_nothing_and_the_cause_is_known_all_the_same(tmp_path: Path) -> None:
-    """Nobody reads our output until the job has decided its end: the pipe is full, and the
+    """Leave our output unread until the job has decided its end: the pipe is full, and the
     traceback behind it.
     """
     script = "print('x' * 150_000)\nraise ValueError('behind a full pipe')"

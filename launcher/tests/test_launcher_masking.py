@@ -230,7 +230,7 @@ def test_no_secret_of_any_length_or_form_is_in_a_plan_that_is_shown(
 
 
 HIDDEN = [
-    # A connection string in a variable; what a traceback quotes of it. Sources: the makers'
+    # A connection string in a variable, and a traceback's quotation of it. Sources: the makers'
     # documentation of each.
     ("AccountKey=c2VjcmV0a2V5MTIz+/==;EndpointSuffix=core.windows.net", "c2VjcmV0a2V5MTIz+/=="),
     ("Endpoint=sb://h/;SharedAccessKeyName=Root;SharedAccessKey=abcDEF12345=", "abcDEF12345="),

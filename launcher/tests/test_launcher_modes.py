@@ -1,4 +1,4 @@
-"""The modes: what each refuses, and the parts of its plan that matter.
+"""Test the modes: the refusals of each, and the parts of its plan that matter.
 
 Whole plans are in test_launcher_plan.
 """
@@ -67,7 +67,7 @@ def refusal(job_environment: Environment) -> str:
 
 
 def program_of(node_plan: NodePlan) -> tuple[str, ...]:
-    """What mpirun starts as each rank, behind our wrapper."""
+    """Return the command that mpirun starts as each rank, behind our wrapper."""
     return node_plan.argv[node_plan.argv.index("--") + 1 :]
 
 
@@ -150,7 +150,7 @@ def test_a_framework_that_is_too_old_is_refused(
 def test_torchrun_gets_the_options_that_its_version_reads(
     version: str, mark: str, restarts: int
 ) -> None:
-    """Older ones read underscores only, in each option, and not in what is behind it."""
+    """Write underscores for older versions, in each option, and not in the words behind it."""
     hyperparameters = {**TORCH, "sagemaker_torch_distributed_max_restarts": restarts}
     argv = plan(with_components(gpus(hyperparameters), torch=version)).argv
     options = [word.partition("=") for word in argv[1 : argv.index(f"--no{mark}python") + 1]]

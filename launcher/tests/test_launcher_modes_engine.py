@@ -1,7 +1,7 @@
 """Modes under the real Open MPI: a distribution over some of the hosts, and smddp's wrapper in
 front of every rank.
 
-Marked ``engine``; see test_launcher_engine for what is needed. smddp itself is not installed: its
+Marked ``engine``; see test_launcher_engine for its needs. smddp itself is not installed: its
 ``smddprun`` is a stand-in that says where it was put and becomes the program.
 """
 

@@ -1,7 +1,7 @@
 """The command lines that we write, started by the real mpirun of both lines of Open MPI.
 
 Marked ``engine``. Open MPI 5 comes from TRAINWORKS_TEST_PREFIX, Open MPI 4 from the distribution's
-package (mpirun on the system's PATH). What is missing is skipped and said.
+package (mpirun on the system's PATH). A test whose program is missing is skipped with its name.
 """
 
 from __future__ import annotations
@@ -92,11 +92,11 @@ def start(words: tuple[str, ...], **variables: str) -> subprocess.CompletedProce
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: f"open-mpi-{dialect.major}")
 def test_the_table_of_options_is_that_of_the_real_program(dialect: Dialect) -> None:
-    """An option at the end of the line: what it lacks says how many words it takes."""
+    """Put an option at the end of the line: the complaint says how many words it takes."""
     path, _ = mpirun(dialect)
     wrong = []
-    # These print or wait, whatever else is said. 5.0 dies of a signal where some options lack their
-    # words, and calls a letter unknown that lacks its value.
+    # These print or wait beside any other option. 5.0 dies of a signal where some options lack
+    # their words, and calls a letter unknown that lacks its value.
     left_out = {"h", "help", "V", "version", "dvm"} | (MCA_OPTIONS - {"mca", "prtemca", "pmixmca"})
     if dialect.major == 5:
         left_out |= {"amca"} | {
@@ -168,8 +168,8 @@ def test_the_table_of_options_is_that_of_the_real_program(dialect: Dialect) -> N
     ],
 )
 def test_two_ranks_start_without_a_complaint(options: str, dialect: Dialect) -> None:
-    """Ours, and what users write: in the documents of SageMaker and of Horovod,
-    and for other lines of Open MPI.
+    """Start our options, and those of users: in the documents of SageMaker and of Horovod, and for
+    other lines of Open MPI.
     """
     path, version = mpirun(dialect)
     per_host = 1 if "pernode -x" in options else 2
@@ -188,7 +188,7 @@ def test_two_ranks_start_without_a_complaint(options: str, dialect: Dialect) -> 
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: f"open-mpi-{dialect.major}")
 def test_a_world_that_is_smaller_than_the_plan_is_refused(tmp_path: Path, dialect: Dialect) -> None:
-    """Whatever made mpirun start fewer ranks: here the number on its line."""
+    """Start fewer ranks than planned, by the number on mpirun's line."""
     path, version = mpirun(dialect)
     (tmp_path / "environment.json").write_text(
         json.dumps({"env": dict(os.environ), "cwd": str(tmp_path)})

@@ -1,5 +1,5 @@
-"""The launcher in an image without a manifest: `pip install`, and what it says
-of the image's own Python.
+"""Test the launcher in an image without a manifest: `pip install`, and its findings about the
+image's own Python.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def write_distribution(site_packages: Path, name: str, version: str, metadata: s
 
 
 def write_torch(site_packages: Path) -> None:
-    """Write what the launcher may read of torch. To import it ends the process."""
+    """Write the files of torch that the launcher may read. An import of this torch ends the
+    process. To import it ends the process.
+    """
     (site_packages / "torch").mkdir(parents=True)
     (site_packages / "torch" / "__init__.py").write_text(
         "import os; os._exit(99)\n", encoding="utf-8"

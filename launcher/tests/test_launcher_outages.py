@@ -72,7 +72,7 @@ def test_an_outage_that_is_shorter_than_the_limit_ends_nothing(tmp_path: Path) -
             thread.start()
         for thread in threads:
             thread.join()
-        time.sleep(LIMIT / 2)  # what was lost would be known by then
+        time.sleep(LIMIT / 2)  # a lost message would be known by then
         mark.touch()
         for outage, (_, job_hosts) in zip(OUTAGES, jobs, strict=True):
             assert [host.wait() for host in job_hosts] == [0, 0], (

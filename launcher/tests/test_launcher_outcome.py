@@ -405,7 +405,7 @@ def test_what_the_kernel_killed_in_an_earlier_life_is_not_the_cause_of_the_last(
 def test_the_highest_memory_of_a_container_is_the_kernels_word(
     tmp_path: Path, membership: str, files: dict[str, str], highest: int | None
 ) -> None:
-    """Not that of a whole machine, which belongs to nobody."""
+    """Read a container's own limit, not that of a whole machine."""
     (tmp_path / "cgroup").write_text(membership, encoding="ascii")
     for name, content in files.items():
         (tmp_path / "fs" / name).parent.mkdir(parents=True, exist_ok=True)

@@ -75,7 +75,7 @@ def cpus(case: Case) -> Iterator[int]:
 
 
 def theirs(inputs: Sequence[tuple[Path, Mapping[str, str]]]) -> list[dict[str, Any]]:
-    """What the real package makes of all inputs, in one process."""
+    """Return the variables that the real package makes of all inputs, in one process."""
     document = json.dumps(
         [{"base": str(base), "variables": dict(variables)} for base, variables in inputs]
     )
@@ -101,7 +101,7 @@ def theirs(inputs: Sequence[tuple[Path, Mapping[str, str]]]) -> list[dict[str, A
 
 
 def ours(base: Path, variables: Mapping[str, str]) -> Job:
-    """What the launcher makes of one input.
+    """Return the variables that the launcher makes of one input.
 
     Interfaces, programs and the place of rank 0's store are given, not probed: machines differ in
     them.
@@ -125,7 +125,7 @@ def corrected(
 
 
 def differences(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    """What is not the same, one line each; of SM_TRAINING_ENV only the properties that differ."""
+    """Return the differences, one line each; of SM_TRAINING_ENV only the properties that differ."""
     differing: list[str] = []
     for name in sorted({*one, *other}):
         if one.get(name) == other.get(name):

@@ -270,7 +270,7 @@ def test_two_jobs_of_one_directory_keep_their_failures_apart(room: Path) -> None
 
 @as_root
 def test_a_home_that_somebody_else_prepared_is_not_taken(room: Path) -> None:
-    """Its name can be guessed, and what is read from a cache may be run."""
+    """Take no home whose name can be guessed: files that are read from a cache may be run."""
     where = work(room, 0o777)
     trap = room / "tmp" / f"trainworks-home-{STRANGER}"
     trap.mkdir(parents=True)
@@ -562,7 +562,7 @@ with open(os.environ["SM_MODEL_DIR"] + "/model.pt", "wb", buffering=0) as opened
 
 
 def test_a_failure_beside_a_full_disk_says_which_place_is_full(tmp_path: Path) -> None:
-    """What torch.save says of it does not."""
+    """Name the place, as torch.save's own message does not."""
     write_inputs(tmp_path, FILL, {}, {})
     script = f'mount -t tmpfs -o size=1m tmpfs {tmp_path}/model && exec "$@"'
     prefix = ("unshare", "--mount", "sh", "-c", script, "sh")

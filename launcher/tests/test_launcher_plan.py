@@ -202,7 +202,7 @@ def test_golden_plan(name: str, golden: Callable[[str, str], None]) -> None:
 
 
 def test_golden_differences(golden: Callable[[str, str], None]) -> None:
-    """Of each other scenario what differs.
+    """Show the differences of each other scenario.
 
     SM_ variables are those of a real peer (test_launcher_parity).
     """

@@ -1,4 +1,4 @@
-"""The preflight: what a person types on a laptop, and what is answered."""
+"""Test the preflight: a person's command on a laptop, and its answer."""
 
 from __future__ import annotations
 

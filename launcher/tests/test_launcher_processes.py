@@ -764,7 +764,7 @@ def test_as_process_one_it_reaps_forwards_and_keeps_the_status(tmp_path: Path) -
 
 
 def test_the_entry_point_runs_from_its_place_in_an_image(tmp_path: Path) -> None:
-    """bin/train beside lib/, whatever PYTHONPATH says."""
+    """Run bin/train beside lib/, with a foreign PYTHONPATH."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "lib").mkdir()
     (tmp_path / "bin/train").write_bytes((REPOSITORY / "launcher/entrypoint/train").read_bytes())
@@ -782,7 +782,7 @@ def test_the_entry_point_runs_from_its_place_in_an_image(tmp_path: Path) -> None
     assert (done.returncode, done.stdout.decode()) == (0, "trainworks-launcher 0.1.0\n")
 
 
-# --- what the end of a job may not wait for -------------------------------------------------------
+# --- the end of a job waits for none of these ----------------------------------------------------
 AUDITED = """
 import os, runpy, sys
 log = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)

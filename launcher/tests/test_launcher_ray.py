@@ -1,5 +1,5 @@
-"""Ray's head and workers beside a program: what is planned, and real processes
-with a stand-in for Ray.
+"""Test Ray's head and workers beside a program: the plan, and real processes with a stand-in for
+Ray.
 
 The stand-in is named ``ray``, on the manifest's list of programs: its head listens and counts those
 who connect, its workers connect. The real Ray is in ``test_launcher_ray_engine.py``.

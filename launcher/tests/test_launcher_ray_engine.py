@@ -1,4 +1,5 @@
-"""The real Ray on two hosts: tasks, an actor, Ray Train with gloo, on Slurm, and what dies of it.
+"""Test the real Ray on two hosts: tasks, an actor, Ray Train with gloo, on Slurm, and the effects
+of deaths.
 
 Marked ``engine``. Needs the environment that ``tools/set-up-peers ray`` makes. A start takes Ray
 some twenty seconds of one processor, so a job shows several things.
@@ -144,13 +145,13 @@ DEATHS = {
     "an exception": (1, "ValueError: the batch is empty"),
     "a host": (66, "lost host algo-2"),
 }
-"""What dies, the job's status, and words of the first lines of the failure on
-each host that is left.
+"""The victim, the job's status, and words of the first lines of the failure on each host that is
+left.
 """
 
 
 LATE = "The current node timed out during startup"
-"""What Ray says when its own start took more than 30 s, a limit without a setting
+"""Words of Ray when its own start took more than 30 s, a limit without a setting
 (ray/_private/node.py).
 """
 
@@ -262,7 +263,9 @@ def test_all_hosts_start_again_with_a_new_ray(
 def test_ray_train_trains_on_slurms_nodes_which_share_a_file_system(
     tmp_path: Path, manifest: Path
 ) -> None:
-    """There the launcher is not process 1: what it starts ends with it all the same."""
+    """Run the launcher as another process than number 1: the processes that it starts end with it
+    all the same.
+    """
     (tmp_path / "slurm").mkdir(parents=True)
     (tmp_path / "train.py").write_text(TRAIN)
     variables = {

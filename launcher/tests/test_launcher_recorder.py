@@ -164,7 +164,7 @@ def test_a_rank_without_a_record_is_told_of_and_not_named() -> None:
 
 
 class Runs:
-    """What runs a command where it is read by an unpickler that trusts it."""
+    """A command that runs where an unpickler reads it and trusts it."""
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.system, ("touch ran",)
@@ -250,7 +250,7 @@ with open(file, "wb", buffering=0) as opened:  # in two parts: it is read in bet
 def test_a_rank_is_asked_by_its_pipe_and_its_new_record_is_read(tmp_path: Path) -> None:
     """As torch makes both.
 
-    Rank 0 answers, rank 1 has no pipe, nobody reads that of rank 2, and rank 3 is silent.
+    Rank 0 answers, rank 1 has no pipe, no process reads that of rank 2, and rank 3 is silent.
     """
     recorder = Recorder(f"{tmp_path}/pipe-", f"{tmp_path}/record-")
     (tmp_path / "record-0").write_bytes(dump(WAITS))  # of an earlier stall

@@ -1,7 +1,7 @@
 """No platform is not one host: variables of others that say that a job has
 several hosts, or several ranks.
 
-Each set is either taken as what it says, or refused with what to set. It never
+Each set is either taken as a job of several hosts, or refused with the variables to set. It never
 starts as one job for each host.
 """
 
@@ -170,7 +170,7 @@ def planned(variables: Mapping[str, str], mode: str) -> NodePlan:
 
 @pytest.mark.parametrize("name", [*TAKEN, *REFUSED, *ELSEWHERE])
 def test_one_variable_left_out_or_empty_never_makes_a_job_of_one_host(name: str) -> None:
-    """What is left is refused, or says the same hosts and the same place among them."""
+    """Refuse the rest, or read the same hosts and the same place among them."""
     variables = {**TAKEN, **REFUSED, **ELSEWHERE}[name]
     description = described(variables)
     if name in TAKEN:
@@ -322,7 +322,7 @@ PMIX = {
     "PMIX_MCA_psec": "munge,native",
     "PMIX_MCA_gds": "ds21,hash",
 }
-"""What enroot's hook sets where MpiDefault is pmix (conf/hooks/extra/50-slurm-pmi.sh)."""
+"""Variables that enroot's hook sets where MpiDefault is pmix (conf/hooks/extra/50-slurm-pmi.sh)."""
 
 
 def test_ranks_of_mpirun_do_not_get_the_plugins_of_slurms_server(tmp_path: Path) -> None:
@@ -483,7 +483,7 @@ def test_a_world_that_is_taken_for_hosts_is_said() -> None:
 
 
 def test_slurms_variables_without_a_job_are_refused() -> None:
-    """What a batch script hands to ``docker run -e``."""
+    """Refuse the variables that a batch script hands to ``docker run -e``."""
     read = described({"SLURM_NNODES": "2", "SLURM_NODEID": "1", "SLURM_JOB_NODELIST": "q-[1-2]"})
     assert "SLURM_JOB_ID, SLURM_STEP_ID, SLURM_STEP_NODELIST" in read.problems[0].what
     assert described({"SLURM_CONF": "/etc/slurm.conf"}).platform == "", "a login node has it, too"

@@ -1,5 +1,5 @@
-"""A job's requirements do not replace what the image was built around: the real
-uv, with wheels of the test.
+"""Test that a job's requirements do not replace the versions that the image was built around: the
+real uv, with wheels of the test.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Image:
         )
 
     def versions(self) -> dict[str, str]:
-        """What is installed, without pip itself."""
+        """Return the installed versions, without pip itself."""
         (site,) = self.base.glob("venv/lib/python*/site-packages")
         return {
             distribution.name: distribution.version
@@ -148,9 +148,7 @@ def refused(launcher: Launcher, reason: str) -> None:
 
 
 def replaced(image: Image, name: str, version: str, *requires: str, module: str = "") -> None:
-    """Write into the image's distribution what it requires, and what its module
-    says of its version.
-    """
+    """Write the requirements into the image's distribution, and the version into its module."""
     (site,) = image.base.glob("venv/lib/python*/site-packages")
     for old in site.glob(f"{name}-*.dist-info"):
         shutil.rmtree(old)
@@ -225,7 +223,7 @@ def test_a_build_of_torch_may_be_named_with_its_local_version(tmp_path: Path, wh
     assert f"trainworks: {message}\n" in launcher.text
 
 
-# --- what is kept ---------------------------------------------------------------------------------
+# --- kept versions --------------------------------------------------------------------------------
 def test_an_image_that_does_not_say_what_it_keeps_is_asked_nothing_new(image: Image) -> None:
     """An older image: as it always was, the newest wins."""
     image.document = {}
@@ -237,7 +235,9 @@ def test_an_image_that_does_not_say_what_it_keeps_is_asked_nothing_new(image: Im
 def test_a_version_that_an_image_built_on_ours_installed_is_kept(
     tmp_path: Path, wheels: Path
 ) -> None:
-    """The manifest is of the image below; what counts is what is installed."""
+    """Install on top of an image whose manifest is of the image below; the installed version
+    counts.
+    """
     image = Image(tmp_path, wheels, {**PROTECTED, "torch": "2.15.0"})
     launcher = image.run("vision\nmodern==1.0\n")
     assert launcher.status == 0, launcher.text
@@ -300,7 +300,7 @@ def test_the_constraints_of_the_image_below_do_not_count_and_the_users_do(
 def test_a_line_of_another_build_is_answered_with_what_the_image_has(
     image: Image, requirements: str, message: str
 ) -> None:
-    """``pip freeze`` of another image, which is what most projects have."""
+    """Answer lines of ``pip freeze`` of another image, which most projects have."""
     replaced(image, "torch", "2.13.0+cpu", "symbols>=2")
     assert image.run("symbols\n").status == 0
     (image.base / "code/more").mkdir(parents=True)
@@ -459,8 +459,8 @@ WHEEL_OF_PROJECT = """
 
 
 def source_of(name: str, requires: str = "", build: str = "") -> dict[str, str]:
-    """A project whose build backend is its own, so that pip needs no index.
-    build: what building runs.
+    """Return a project whose build backend is its own, so that pip needs no index. build: the code
+    that a build runs.
     """
     head = f"Metadata-Version: 2.1\\nName: {name}\\nVersion: 1.0\\n" + (
         f"Requires-Dist: {requires}\\n" if requires else ""
@@ -487,7 +487,7 @@ def source_of(name: str, requires: str = "", build: str = "") -> dict[str, str]:
 def test_a_project_that_wants_another_torch(image: Image) -> None:
     """Its own file says it where it is static.
 
-    What only its build says is the resolver's to refuse.
+    The requirements that only its build tells are the resolver's to refuse.
     """
     files = source_of("project", "torch==2.1")
     dynamic = files["pyproject.toml"].replace(
@@ -525,7 +525,7 @@ def test_a_companion_that_fits_is_taken_where_it_is_found(image: Image, wheels: 
     assert image.versions() == {**PROTECTED, "torchvision": "0.28.0+cpu"}
 
 
-# --- what cannot be compiled ----------------------------------------------------------------------
+# --- packages that cannot be compiled -------------------------------------------------------------
 def test_what_may_compile_for_gpus_is_named_where_the_image_has_no_nvcc(image: Image) -> None:
     image.document["compiled_by"] = {"plain": "nvcc", "absent": "nvcc"}
     launcher = image.run("plain\n")
@@ -662,7 +662,7 @@ def test_a_file_in_another_encoding(image: Image) -> None:
     assert image.program("-r", "r.txt").returncode == 0
 
 
-# --- what uv reads of a project itself ------------------------------------------------------------
+# --- projects that uv reads itself ----------------------------------------------------------------
 SELF = """
 [project]
 name = "client"
@@ -685,7 +685,7 @@ explicit = true
 
 
 def test_a_project_is_uvs_to_read(image: Image) -> None:
-    """`client` is on the index, too: what has its name there is somebody else's."""
+    """Put `client` on the index, too: the package of that name there is another project's."""
     (image.base / "pyproject.toml").write_text(SELF)
     done = image.program("-r", "pyproject.toml", "--extra", "all", "--group", "dev")
     assert done.returncode == 0, done.stderr
@@ -714,7 +714,7 @@ def test_what_a_project_has_compiled_is_refused_first(image: Image) -> None:
         "pyproject.toml: kernels is compiled by nvcc, which is not there, and no wheel fits"
         in done.stderr
     )
-    # What a project has from a place of its own is uv's to find.
+    # A package that a project has from a place of its own is uv's to find.
     wheel_of_theirs, content = wheel("kernels", "", "1.0", ())
     (image.base / wheel_of_theirs).write_bytes(content)
     source = f'[tool.uv.sources]\nkernels = {{path = "{wheel_of_theirs}"}}\n'

@@ -84,7 +84,7 @@ FAILURE = Outcome(
 
 
 class Job:
-    """A leader, algo-1, and what it did."""
+    """A leader, algo-1, and its actions."""
 
     def __init__(self) -> None:
         self.ended: list[Outcome] = []

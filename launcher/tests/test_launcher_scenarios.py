@@ -1,9 +1,9 @@
-"""What every host of a job ends with, whatever happens: the promises of the
+"""Test the status and cause of every host of a job at each kind of end: the promises of the
 launcher, under the real programs.
 
 Hosts are network namespaces (``launcher_network``), the processes are Open MPI's and torchrun's
-own. The bounds are the ones that were promised; what torchrun itself takes, to load torch and to
-end, is measured and taken off.
+own. The bounds are the ones that were promised; torchrun's own time, to load torch and to end, is
+measured and taken off.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def read_ready(hosts: Sequence[Host]) -> None:
 
 
 def seconds_until_torchruns_rank(folder: Path) -> float:
-    """What torchrun itself needs until its rank starts, two at a time as here.
+    """Return torchrun's own time until its rank starts, two at a time as in these tests.
 
     It is loading torch; nothing of that is ours or was promised.
     """
@@ -529,9 +529,7 @@ def test_torchrun_restarts_a_rank_that_fails(
 
 
 def test_the_cause_is_of_the_last_life(shared: Network, manifest: Path, tmp_path: Path) -> None:
-    """A rank that fails each time: what ends the job is its last failure, after
-    the restarts that were allowed.
-    """
+    """Fail each time: the last failure, after the restarts that were allowed, ends the job."""
     script = (
         RANKS + "mark = os.path.join(os.environ['SM_HP_SHARED'], 'second')\n"
         "second = os.path.exists(mark)\n"
@@ -557,7 +555,7 @@ def test_restarts_that_lead_nowhere_end_the_job(
 ) -> None:
     """A rank fails at the same step in each life.
 
-    What it prints differs only in times and numbers of processes.
+    Its output differs only in times and numbers of processes.
     """
     script = (
         RANKS + "print(time.strftime('%Y-%m-%d %H:%M:%S'), 'process', os.getpid(), 'of rank', rank,"
@@ -624,7 +622,7 @@ def test_a_stopped_job_is_not_restarted(shared: Network, manifest: Path, tmp_pat
         assert host.failure.startswith("stopped by SIGTERM")
 
 
-# --- what ends beside it --------------------------------------------------------------------------
+# --- other processes that end beside it -----------------------------------------------------------
 def pids_of(host: Host, name: str) -> list[int]:
     """The processes of a host whose program has this name, the oldest first:
     their numbers begin again some time.

@@ -78,7 +78,7 @@ def launcher_of_user(
 
 
 def looked_by_user() -> list[str]:
-    """What another process of that user reads of all its processes."""
+    """Return the secrets that another process of that user reads of all its processes."""
     command = [*AS_USER, "/usr/bin/python3", "-IS", "-c", THIEF, SECRET]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 

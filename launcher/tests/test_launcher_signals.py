@@ -205,7 +205,7 @@ while True:
 
 
 def wait_for_ends(pids: Sequence[int]) -> None:
-    """Until none of these processes is there; they are nobody's children here."""
+    """Wait until none of these processes is there; they are not children of this process."""
     for pid in pids:
         try:
             descriptor = os.pidfd_open(pid)
@@ -234,7 +234,7 @@ def test_whatever_the_job_started_ends_with_a_launcher_that_is_killed(tmp_path: 
 
 
 def test_a_script_that_overwrites_its_environment_ends_too(tmp_path: Path) -> None:
-    """As setproctitle does it: the kernel shows what lies in that memory."""
+    """Overwrite it as setproctitle does: the kernel shows the bytes in that memory."""
     program = tmp_path / "bin/python"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec env -i {sys.executable} "$@"\n', encoding="utf-8")

@@ -1,7 +1,7 @@
 """The programs that stand in front of mpirun and sshd, called by the SDK's
 driver and by anybody else.
 
-What needs a host without ssh host keys is in tests/sdk.
+The tests that need a host without ssh host keys are in tests/sdk.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ DRIVERS_LINE = (
     *("-mca", "btl_tcp_if_include", "ethwe", "-mca", "oob_tcp_if_include", "ethwe"),
     *("-mca", "pml", "ob1", "-x", "NCCL_SOCKET_IFNAME=ethwe", "-x", "PATH"),
 )
-"""As the driver of sagemaker-train 1.27.0 has it, without what matters here to nobody."""
+"""The driver's code of sagemaker-train 1.27.0, without the parts that do not matter in this test.
+"""
 
 PROGRAM = (
     "/opt/venv/bin/python3",

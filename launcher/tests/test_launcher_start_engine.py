@@ -1,8 +1,8 @@
 """Faults before the first step, on two hosts that are network namespaces: the job starts, or its
 log names the fault.
 
-Marked ``engine``; see test_launcher_engine for what is needed. Packets are
-dropped by iptables in the namespaces.
+Marked ``engine``; see test_launcher_engine for its needs. Packets are dropped by iptables in the
+namespaces.
 """
 
 from __future__ import annotations
@@ -216,8 +216,8 @@ def program(network: Network, host: str, *words: str, until: str = "") -> Iterat
 def test_another_program_at_the_leaders_port_ends_both_hosts(
     network: Network, tmp_path: Path
 ) -> None:
-    """The leader ends at once, and the other host long before the join limit:
-    what answers is no launcher.
+    """End the leader at once, and the other host long before the join limit: the answer is not a
+    launcher's.
     """
     need("ss")
     serve = (sys.executable, "-m", "http.server", str(CONTROL_PORT), "--directory", str(tmp_path))
@@ -320,7 +320,7 @@ raise SystemExit(3)
 
 
 def test_ranks_that_find_each_other_after_a_minute_are_no_hang_and_no_cause(tmp_path: Path) -> None:
-    """They were seen while they searched: what they print afterwards is progress again."""
+    """See them while they search: their later output is progress again."""
     (tmp_path / "train.py").write_text(MEETS_LATE, encoding="ascii")
     variables = {"TRAINWORKS_HANG": "fail", "TRAINWORKS_HANG_LIMIT_SECONDS": "85"}
     words = ("--mode", "mpi", "--processes-per-host", "2", "--", "train.py")

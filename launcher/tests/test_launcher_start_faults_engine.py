@@ -1,8 +1,8 @@
 """Faults of names, interfaces and addresses on two hosts, in each mode: the job starts all the
 same, or they are named.
 
-Marked ``engine``; see test_launcher_engine for what is needed. Each fault
-stands beside the same job without it.
+Marked ``engine``; see test_launcher_engine for its needs. Each fault stands beside the same job
+without it.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ print("met", int(one), os.environ["SM_CURRENT_HOST"], flush=True)
 group.destroy_process_group()
 """,
 }
-"""A program for each mode whose ranks add up what each has."""
+"""A program for each mode whose ranks add up a number of each."""
 
 DEAD = "10.77.9.9"
-"""An address of nobody on the hosts' network."""
+"""An address without a host on the hosts' network."""
 
 Fault = Callable[[Network], None]
 
@@ -76,8 +76,8 @@ def own_names(network: Network, address: str = "") -> None:
 
 
 def second_interface(network: Network, subnet: str = "10.99.1", *, plugged: bool = True) -> None:
-    """Give each host an eth1 that reaches nobody, with an address of one
-    subnet, as two bridges for containers are.
+    """Give each host an eth1 that reaches no other host, with an address of one subnet, as two
+    bridges for containers are.
     """
     for number, host in enumerate(network.hosts, 1):
         call(
@@ -366,9 +366,7 @@ def test_lists_in_another_order_are_two_leaders(network: Network, tmp_path: Path
 def test_the_address_that_open_mpi_could_not_reach_is_the_cause(
     network: Network, tmp_path: Path
 ) -> None:
-    """The user names an interface that reaches nobody: the rank itself ends
-    with 14, and says nothing.
-    """
+    """Name an interface that reaches no other host: the rank ends with 14, and says nothing."""
     second_interface(network)
     wrong = {"OMPI_MCA_btl_tcp_if_include": "eth1"}
     with job(network, tmp_path, "mpi", dict.fromkeys(network.hosts, wrong)) as hosts:

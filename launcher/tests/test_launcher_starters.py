@@ -1,5 +1,5 @@
-"""One starter: a program that starts ranks is refused where the mode starts
-them, and what is idle or alone is said.
+"""Test that there is one starter: a program that starts ranks is refused where the mode starts
+them, and a warning names idle GPUs and a lone process.
 """
 
 from __future__ import annotations

@@ -300,7 +300,7 @@ def test_the_ranks_have_all_the_time_that_the_platform_leaves(tmp_path: Path, st
 
 
 def test_a_second_interrupt_at_a_terminal_ends_the_ranks_now(tmp_path: Path) -> None:
-    """A pseudo-terminal, a launcher that it controls, and what Ctrl-C sends."""
+    """Use a pseudo-terminal, a launcher that it controls, and the signal that Ctrl-C sends."""
     write_inputs(tmp_path, SAVES_LONG.replace("STATUS", "0"), {}, {})
     variables = {
         **os.environ,

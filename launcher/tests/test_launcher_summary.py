@@ -1,4 +1,4 @@
-"""What a job took: figures of hosts become a line, and a real launcher prints it once."""
+"""Test the summary of a job: figures of hosts become a line, and a real launcher prints it once."""
 
 from __future__ import annotations
 
