@@ -42,7 +42,7 @@ class Difference:
 
 
 def squares(model: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what a model makes of x, and its mean squared distance from y."""
+    """Return a model's output for x, and its mean squared distance from y."""
     out = model(x)
     return out, ((out - y) ** 2).mean()
 

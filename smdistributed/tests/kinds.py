@@ -123,7 +123,7 @@ def with_attribute(a: Any, b: Any) -> OwnList:
 
 
 def cache(a: Any, b: Any) -> Any:
-    """What Hugging Face's models return and pass on unless `use_cache` is false."""
+    """A cache as Hugging Face's models return it and pass it on unless `use_cache` is false."""
     from transformers import DynamicCache
 
     value = DynamicCache()

@@ -231,7 +231,8 @@ def gpt2() -> nn.Module:
 
 
 class Experts(nn.Module):
-    """Which expert computes a row, and so the shapes of what crosses, depends on the data.
+    """Which expert computes a row, and so the shapes of the tensors that cross, depends on the
+    data.
 
     Some compute nothing.
     """
@@ -271,7 +272,7 @@ class _Average(nn.Module):
 
 
 class _Score(nn.Module):
-    """Gives the gradient of what it computes."""
+    """Gives the gradient of its result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -285,7 +286,7 @@ class _Score(nn.Module):
 
 
 class _Recomputed(nn.Module):
-    """Recomputes what is in it, which does the same."""
+    """Recomputes the modules in it, which do the same."""
 
     def __init__(self, depth: int) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """Programs drawn at random that keep state: where it lives, how large it is,
 when it is first written, by whom.
 
-A program is the text of a module, as a user writes it: what smp watches is
-found in the code of the modules, too.
+A program is the text of a module, as a user writes it: smp finds the state that it watches in the
+code of the modules, too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Place:
         read: The expression that reads it. `self.held` is the object that both hold.
         write: The statement that writes VALUE.
         prelude: Statements of the module, before its classes.
-        sizes: What SIZE may be: how many items a container has when the model is made.
+        sizes: Possible values of SIZE: how many items a container has when the model is made.
         stays: It is a buffer or an iterator: a write stays on its rank, so one on another rank
             than its owner's is refused.
     """
@@ -303,7 +303,7 @@ SLOTS = "class Own:\n    __slots__ = ('v',)\n    def __init__(self):\n        se
 ENUM = "import enum\nclass Own(enum.Enum):\n    A = 1\nOwn.A.v = 0.0\n"
 ARRAY_SIZES = (1, 10_000, 100_000)
 
-# What functions have: variables of outer functions, attributes, defaults, arguments.
+# Variables that functions have: those of outer functions, attributes, defaults, arguments.
 PLACES |= {
     "closure number": Place("None", "GET()", "PUT(VALUE)", CELL + GLOBAL_PAIR),
     "closure list": Place("None", "GET()", "PUT(VALUE)", CELLS + GLOBAL_PAIR, SIZES),

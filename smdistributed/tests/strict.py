@@ -2,8 +2,8 @@
 
 Each communicator has a thread of its own for a stream: calls return at once, and run in their
 order. A send ends when its receive has been posted. There is no receive from any source. Types that
-NCCL lacks are refused. What does not match never ends, or is an error. A call waits at random
-before it runs, as the work of a GPU does.
+NCCL lacks are refused. A call without its counterpart never ends, or is an error. A call waits at
+random before it runs, as the work of a GPU does.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ NCCL_TYPES = {
     *(torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool),
     *(torch.float16, torch.float32, torch.float64, torch.bfloat16),
 }
-"""What torch gives to NCCL: ncclDataTypeMap in its ProcessGroupNCCL.cpp,
-without the 8-bit floats.
+"""Types that torch gives to NCCL: ncclDataTypeMap in its ProcessGroupNCCL.cpp, without the 8-bit
+floats.
 """
 
 

@@ -71,8 +71,8 @@ def _cases(config: dict[str, Any], cuts: list[int]) -> dict[str, Any]:
     for case in ("none", "each", "contiguous", "group_2", "late", "call each", "call contiguous"):
         forget()  # the next case wraps its own
         torch.manual_seed(1)
-        # The order in which microbatches arrive at a partition, and so what
-        # they draw, differs from step to step.
+        # The order in which microbatches arrive at a partition, and so their random numbers,
+        # differs from step to step.
         module = Model(
             0.5 if smp.pp_size() == 1 else 0.0,
             case.removeprefix("call ") if case.startswith("call ") else None,
@@ -305,8 +305,8 @@ def test_what_the_wrapper_of_torch_does_otherwise() -> None:
     # is, with its class and its names.
     assert not isinstance(wrapper, Layer)
     assert "_checkpoint_wrapped_module.linear" in dict(wrapper.named_modules())
-    # `offload_activations`: the hooks that move to the host what is kept see
-    # tensors in a tuple only with ours.
+    # `offload_activations`: the hooks that move kept tensors to the host see those in a tuple only
+    # with ours.
     pair = (torch.randn(4, WIDTH, requires_grad=True), torch.ones(4, WIDTH))
     again = recompute.Recomputation(preserve_rng_state=True, offload=False)
     ours = _seen_by_hooks(lambda: again.call(layer, (pair,), {}))

@@ -333,7 +333,7 @@ def test_names_are_translated(tmp_path: Path) -> None:
     Tied().double().load_state_dict(torch.load(tmp_path / "own.pt"))
 
 
-# --- What can go wrong ----------------------------------------------------------------------------
+# --- Possible faults ------------------------------------------------------------------------------
 
 
 def _kept_last(path: str) -> None:
@@ -424,8 +424,8 @@ def test_a_killed_save_leaves_the_one_before(where: str, victim: int, tmp_path: 
 
 def test_a_job_killed_between_the_two_renames_is_found(tmp_path: Path) -> None:
     saved = run_ranks(2, _save, str(tmp_path), BY_HAND, torch.float64)
-    # What a kill leaves after the old folder of the same tag was moved away,
-    # and before the new one has its name.
+    # The folders that a kill leaves after the old folder of the same tag was moved away, and before
+    # the new one has its name.
     shutil.copytree(tmp_path / "steps3_partial", tmp_path / "steps3_partial.saving-0")
     (tmp_path / "steps3_partial").rename(tmp_path / "steps3_partial.old-0")
     assert run_ranks(2, _resume, str(tmp_path), BY_HAND, torch.float64) == saved

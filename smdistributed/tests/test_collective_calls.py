@@ -24,7 +24,7 @@ WORLD = "WORLD/0"
 
 
 def report(waits_in: Call | None = None, **names: list[str]) -> Report:
-    """Return what a rank says that has made the given calls of both groups."""
+    """Return the report of a rank that has made the given calls of both groups."""
     calls_of_group = {MODEL: names.get("model", []), WORLD: names.get("world", [])}
     return Report(
         waits_in, {group: len(calls) for group, calls in calls_of_group.items()}, calls_of_group
@@ -164,7 +164,7 @@ def train(folder: str, mistake: str) -> None:
 
 
 def run(folder: Path, mistake: str) -> tuple[list[int | None], str]:
-    """Run a job of two ranks; return the statuses and what both wrote."""
+    """Run a job of two ranks; return the statuses and the output of both."""
     port = free_port()
     processes = [
         _FORKS.Process(
@@ -256,7 +256,7 @@ def test_ranks_with_different_configurations_are_told(other: dict[str, Any], wor
 
 
 def batches(config: dict[str, Any], number: int) -> list[str]:
-    """Return what each call says when rank 1 is given half of the samples in one of them."""
+    """Return the message of each call when rank 1 is given half of the samples in one of them."""
     import smdistributed.modelparallel.torch as smp
 
     smp.init(config)

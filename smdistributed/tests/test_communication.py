@@ -1,4 +1,6 @@
-"""Ranks, groups and objects between ranks, as a script sees them; and what cannot cross."""
+"""Test ranks, groups and objects between ranks, as a script sees them; and the objects that cannot
+cross.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The table of keys: what is taken at the edges, what is refused past them and
-how, names, order, warnings.
+"""Test the table of keys: values at the edges, refusals past them and their texts, names, order,
+warnings.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "ddp_dist_backend": {"ddp": True},
     "tensor_parallel_degree": {"ddp": True},
 }
-"""What has to be there beside a key."""
+"""Keys that have to be there beside a key."""
 
 TAKEN: list[tuple[str, Any]] = [
     *(

@@ -1,4 +1,4 @@
-"""What functions do with variables of their outer functions, as their instructions say."""
+"""Test the use of outer functions' variables by functions, as their instructions show it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A rank fails: every other rank ends within ten seconds, with a status other
 than 0, and the cause is printed once.
 
-The job has two pipelines of two ranks. What happens at the end of a process is the interpreter's
+The job has two pipelines of two ranks. The steps at the end of a process are the interpreter's
 part: an uncaught exception goes to `sys.excepthook`, then the exit functions run. Forked ranks do
 just that, and start in a tenth of the time; one case runs as programs.
 """
@@ -40,11 +40,11 @@ class Fault:
     Attributes:
         rank: The rank that fails.
         where: The place in the program.
-        how: What it does: "raise"; "raise late", which ends its program only after rank 0 has
-            ended; "raise and stay", whose process groups never go, as NCCL's wait for ranks that
-            are gone; "kill", or the name of another signal; "leave", which is `os._exit(0)`; or
-            "return": its script is over.
-        others: What the other ranks do outside steps meanwhile.
+        how: The fault: "raise"; "raise late", which ends its program only after rank 0 has ended;
+            "raise and stay", whose process groups never go, as NCCL's wait for ranks that are gone;
+            "kill", or the name of another signal; "leave", which is `os._exit(0)`; or "return": its
+            script is over.
+        others: The work of the other ranks outside steps meanwhile.
     """
 
     rank: int
@@ -73,7 +73,7 @@ FAULTS = {
 }
 
 QUIET = ("leave", "return")
-"""What ends a rank with status 0."""
+"""Ways to end a rank with status 0."""
 
 
 def stay(group: Any = None) -> None:  # noqa: ARG001
@@ -230,8 +230,8 @@ def check_others(
     Args:
         folder: An empty folder.
         failing: The rank that fails.
-        how: What begins with "raise", or a way to end that raises nothing.
-        function: What each rank does.
+        how: A fault that begins with "raise", or a way to end that raises nothing.
+        function: The function of each rank.
         arguments: Its arguments.
     """
     start_clock()

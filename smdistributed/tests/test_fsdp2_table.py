@@ -2,7 +2,7 @@
 table is run, on two ranks with gloo.
 
 A line without a program is a failure, and so is a program without a line. A program has every name
-that the code of its line has: so a line cannot promise what was not run.
+that the code of its line has: so a line cannot promise code that was not run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import nn
 
 from ranks import run_ranks
 
-# A module of this name: its own list of names lacks what it documents.
+# A module of this name: its own list of names lacks some that it documents.
 checkpoint: Any = importlib.import_module("torch.distributed.checkpoint")
 
 PAGE = Path(__file__).parents[2] / "docs" / "smdistributed.md"
@@ -33,8 +33,8 @@ HEADING = "## From torch.sagemaker to FSDP2"
 RANKS = 2
 WIDTH = 8
 
-# A CPU has no `torch.cuda`. The two other words are what the line is about, not
-# what it says to call.
+# A CPU has no `torch.cuda`. The two other words are the subject of the line, not a call that it
+# recommends.
 NOT_RUN = {"cuda", "LOCAL_RANK", "set_device", "world", "N", "nccl"}
 NOTHING_TO_RUN = {
     "`expert_parallel_degree`, `MoEConfig`": "PyTorch itself has nothing",
@@ -56,7 +56,7 @@ def line(first_cell: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
 
 
 def table() -> dict[str, str]:
-    """Return the lines of the page's table: what smp's second version had, and what PyTorch has."""
+    """Return the lines of the page's table: the feature of smp's second version, and PyTorch's."""
     section = PAGE.read_text(encoding="utf-8").partition(HEADING)[2].partition("\n## ")[0]
     rows = [row.strip("| ").split(" | ") for row in section.splitlines() if row.startswith("|")]
     return {row[0]: row[1] for row in rows[2:]}
@@ -122,7 +122,7 @@ def same_as_one_process(model: nn.Module, tolerance: float = 1e-6) -> None:
 
 @line("`tsm.init()`")
 def start() -> None:
-    """What every program has done before it runs."""
+    """Do the steps of every program before its own."""
     assert torch.distributed.init_process_group is dist.init_process_group
     assert dist.is_initialized()
 
@@ -228,7 +228,7 @@ def delayed() -> None:
     fully_shard(model)
     model.to_empty(device="cpu")
     for parameter in model.parameters():
-        nn.init.constant_(parameter, torch.nan)  # what may be in memory
+        nn.init.constant_(parameter, torch.nan)  # values that may be in memory
     for module in model.modules():
         if isinstance(module, nn.Linear):  # of this model no other class has it
             module.reset_parameters()

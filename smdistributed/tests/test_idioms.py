@@ -91,7 +91,7 @@ def test_a_gradient_in_the_step_function_is_refused() -> None:
 
 
 def warnings() -> list[str]:
-    """Return a list that gets what the library warns of from now on."""
+    """Return a list that gets the library's warnings from now on."""
     messages: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
@@ -100,8 +100,8 @@ def warnings() -> list[str]:
 
 
 def differs() -> list[str]:
-    """Return what a rank says of a model that keeps a list on one rank and a
-    dictionary on the other.
+    """Return a rank's warnings about a model that keeps a list on one rank and a dictionary on the
+    other.
     """
     import smdistributed.modelparallel.torch as smp
 
@@ -127,7 +127,7 @@ def test_a_place_of_another_kind_on_two_ranks_is_said_once() -> None:
 
 
 def keeps_arrays() -> list[str]:
-    """Return what the root's rank warns of: it has two arrays of 65 MiB, and one is read-only."""
+    """Return the warnings of the root's rank: it has two arrays of 65 MiB, and one is read-only."""
     import smdistributed.modelparallel.torch as smp
 
     messages = warnings()

@@ -1,4 +1,4 @@
-"""The inbox of a link: whoever reads, nothing is lost, doubled or out of order."""
+"""Test the inbox of a link: with any reader, nothing is lost, doubled or out of order."""
 
 from __future__ import annotations
 

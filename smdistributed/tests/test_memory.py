@@ -54,7 +54,7 @@ def test_parameters_of_other_partitions_take_no_memory() -> None:
     assert first["local"] + second["local"] == first["whole"]
     for result in (first, second):
         assert result["local"] >= 0.4 * result["whole"]
-        # The first step's threads, messages and buffers take some of what is freed.
+        # The first step's threads, messages and buffers take some of the freed memory.
         assert result["freed"] >= 0.8 * (result["whole"] - result["local"]), result
         assert result["counted"] == LAYERS * WIDTH * (WIDTH + 1) + 2 * WIDTH
 

@@ -34,8 +34,8 @@ class Net(nn.Module):
 
 
 def two_functions(odd: int, tail: bool) -> list[str]:
-    """Return what each rank says when rank ``odd`` evaluates while the other
-    one trains, and then of a common step.
+    """Return the message of each rank when rank ``odd`` evaluates while the other one trains, and
+    then of a common step.
     """
     import smdistributed.modelparallel.torch as smp
 
@@ -111,8 +111,8 @@ class Inner(torch.autograd.Function):
 
 
 def passes(degree: int, microbatches: int) -> dict[str, tuple[str, list[torch.Tensor]]]:
-    """Return, for several ways to run a backward pass in a step function, what
-    was said, and the gradients.
+    """Return, for several ways to run a backward pass in a step function, the message and the
+    gradients.
     """
     import smdistributed.modelparallel.torch as smp
 
@@ -185,7 +185,7 @@ def test_a_plain_backward_pass_in_a_step_is_refused(degree: int) -> None:
             "optimizer.step() was called in a function decorated with smp.step"
             in result["optimizer.step"][0]
         )
-    # The rank that comes second says what the first one said, in a line.
+    # The rank that comes second repeats the words of the first one, in a line.
     for name in refused:
         assert any(
             "Call model.backward(loss) in its place." in result[name][0] for result in results
@@ -202,7 +202,7 @@ def test_a_plain_backward_pass_that_makes_the_same_gradients_is_none_of_them() -
 
 
 class Given(nn.Module):
-    """A module on the other partition, and what its parent gives it."""
+    """A module on the other partition, and the argument that its parent gives."""
 
     def __init__(self, kind: str) -> None:
         import smdistributed.modelparallel.torch as smp
@@ -240,7 +240,7 @@ class Taking(nn.Module):
 
 
 def give(kind: str) -> tuple[str, str]:
-    """Return what a step says, and what pickling the model says after it."""
+    """Return the message of a step, and the message of pickling the model after it."""
     import io
 
     import smdistributed.modelparallel.torch as smp
@@ -293,7 +293,9 @@ def test_a_module_that_a_forward_makes_is_where_its_parent_is() -> None:
 
 
 def test_a_parameter_that_is_written_in_a_step_is_named() -> None:
-    """An error of torch's backward pass is explained by what was written since the step began."""
+    """Explain an error of torch's backward pass by the parameters that were written since the step
+    began.
+    """
     net = nn.Linear(4, 4)
     views = ModuleState(
         0, lambda: Turn(0), lambda: (0,), lambda number: f"number {number} (Linear)"

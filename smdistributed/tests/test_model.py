@@ -1,4 +1,4 @@
-"""`smp.DistributedModel`: what scripts may ask of it, and what it refuses."""
+"""Test `smp.DistributedModel`: the calls that scripts may make, and those that it refuses."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def _is_there(name: str) -> bool:
 def _missing(names: list[str]) -> list[str]:
     from smdistributed.modelparallel.torch.model import DistributedModel
 
-    # What an instance has; the class does not show it.
+    # Attributes that an instance has; the class does not show them.
     assert "self.partitioned = " in inspect.getsource(DistributedModel)
     return [
         name

@@ -1,4 +1,4 @@
-"""No tensor that crosses a partition loses its gradient, whatever object it is in."""
+"""Test that no tensor that crosses a partition loses its gradient, in any kind of object."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def wrap(spec: Any, first: torch.Tensor, second: torch.Tensor) -> Any:
 
 
 def read(spec: Any, value: Any) -> list[torch.Tensor]:
-    """Return the tensors of a wrapped value, and see that everything else is what it was."""
+    """Return the tensors of a wrapped value, and check that everything else is as it was."""
     if isinstance(spec, str):
         if spec in ("first", "second"):
             assert isinstance(value, torch.Tensor)
@@ -94,7 +94,7 @@ class Net(nn.Module):
 
 
 class Returns(nn.Module):
-    """Returns what its last module, which is remote, gives: the runtime's tail call."""
+    """Returns the output of its last module, which is remote: the runtime's tail call."""
 
     def __init__(self, spec: Any) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ def test_every_kind_equals_one_process() -> None:
 
 
 def test_kinds_that_hold_only_tensors_equal_one_process() -> None:
-    # The order in a set is nobody's: no tail call can be sure of it.
+    # The order in a set is undefined: no tail call can be sure of it.
     check([(kind, "first", "second") for kind in TENSORS], tails=False)
 
 
@@ -204,7 +204,7 @@ class Make:
 
 
 def refused(where: str) -> dict[str, str]:
-    """Return by kind what the step says; it fails on all ranks, and the next one starts anew."""
+    """Return by kind the error of a step: all ranks fail, and the next step starts anew."""
     import smdistributed.modelparallel.torch as smp
 
     smp.init({**BY_HAND, "microbatches": 1})

@@ -13,7 +13,7 @@ from torch import nn
 from jobs import BY_HAND, train_step
 from ranks import RankError, run_ranks
 
-# Every optimizer of torch, with what it needs beside the parameters. LBFGS cannot be split.
+# Every optimizer of torch, with its arguments beside the parameters. LBFGS cannot be split.
 NAMES = sorted(
     name
     for name, one in vars(torch.optim).items()

@@ -119,7 +119,7 @@ def test_types_that_nccl_lacks_arrive_too() -> None:
 
 
 class Noted(GroupPayload):
-    """A payload that notes what happens to it."""
+    """A payload that notes the calls of its methods."""
 
     def __init__(self, notes: list[str]) -> None:
         self.notes = notes
@@ -155,8 +155,8 @@ def test_a_send_is_launched_before_its_receive_is_posted() -> None:
 
 
 def rules() -> tuple[bool, str, str]:
-    """Return whether a send ended before its receive was posted, and what is
-    said of a wrong type and a wrong size.
+    """Return whether a send ended before its receive was posted, and the errors for a wrong type
+    and a wrong size.
     """
     strict.register()
     dist.init_process_group("gloo", rank=int(os.environ["OMPI_COMM_WORLD_RANK"]), world_size=2)
@@ -269,7 +269,7 @@ def sent_in_training(use_cache: bool) -> tuple[int, float]:
 
 
 def test_hugging_face_s_cache_does_not_travel_with_each_layer() -> None:
-    """What the root's rank sends: arguments, and outputs for the other steps.
+    """Count the bytes that the root's rank sends: arguments, and outputs for the other steps.
 
     A layer's own entry may return.
     """

@@ -151,7 +151,7 @@ def _trains(name: str, scale: float | None) -> dict[str, Any]:
         one["exp_avg"].dtype == torch.float32
         for one in optimizer.local_state_dict()["state"].values()
     )
-    # Somebody changes the model: the masters follow where they differ.
+    # The script changes the model: the masters follow where they differ.
     masters = {index: master.clone() for index, (_, master) in optimizer._smp_masters.pairs.items()}
     local = next(iter(model.local_parameters()))
     with torch.no_grad():
@@ -199,7 +199,7 @@ def _small_updates() -> list[float]:
             stuck = sum(
                 [int((p == first[i]).sum()) for i, (p, _) in optimizer._smp_masters.pairs.items()]
             )
-    # The first update is lost in some weights; the masters add up what follows.
+    # The first update is lost in some weights; the masters add up the following ones.
     assert stuck > sum(
         [int((p == first[i]).sum()) for i, (p, _) in optimizer._smp_masters.pairs.items()]
     )

@@ -47,7 +47,7 @@ class Moment:
         raises: How many of "raise".
 
     Both numbers are ctypes': the profiler counts in every thread, also while smp gives the
-    containers that a model's code reaches back what they held.
+    containers that a model's code reaches their content back.
     """
 
     folder: str

@@ -1,5 +1,5 @@
-"""Modules drawn at random, with what a partition could get wrong: they keep state, write to
-arguments, set each other.
+"""Test modules drawn at random, with habits that a partition could get wrong: they keep state,
+write to arguments, set each other.
 
 Each equals one process, or is refused by a sentence. More by hand:
 SMP_RANDOM_IDIOMS=1000 models for each job.
@@ -32,7 +32,7 @@ GAIN = 1.0
 
 
 class Settings:
-    """What modules set and read on a class."""
+    """Values that modules set and read on a class."""
 
     gain = 1.0
 
@@ -45,7 +45,7 @@ class Slots:
 
 @dataclass
 class Notes:
-    """What modules write into."""
+    """Containers that modules write into."""
 
     losses: list[torch.Tensor] = field(default_factory=list)
     calls: int = 0
@@ -72,7 +72,9 @@ class Node(nn.Module):
         self.found.append(out)
 
     def base(self, h: torch.Tensor) -> torch.Tensor:
-        """Return what every kind computes by itself: it depends on what others may have set."""
+        """Return the result that every kind computes by itself: it depends on values that others
+        may have set.
+        """
         y: torch.Tensor = torch.tanh(self.own(h)) * self.scale * FACTOR.get() * GAIN * Settings.gain
         return y if self.on and self.training else 0.5 * y
 
@@ -268,7 +270,7 @@ WAYS: dict[str, Callable[[Any, torch.Tensor, Any], torch.Tensor]] = {
 
 
 class Root(nn.Module):
-    """Adds what its modules have noted, and what they keep as `aux`, to its result."""
+    """Adds the notes of its modules, and their `aux` values, to its result."""
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
@@ -370,7 +372,7 @@ FOUND: list[Spec] = [
     ("differentiates", 2, [("has_aux", 0, []), ("has_aux", 3, [])]),
     ("has_variable", 2, [("averages_in_place", 1, []), ("nests", 3, [])]),
 ]
-"""What was wrong once."""
+"""Specifications that were wrong once."""
 
 
 def test_what_was_found_before_equals_one_process() -> None:

@@ -91,7 +91,7 @@ def build(spec: Spec, tied: nn.Linear) -> nn.Module:
         return module
     if kind == "norm":
         return nn.LayerNorm(WIDTH)
-    if kind == "inplace":  # nothing else reads what it changes
+    if kind == "inplace":  # nothing else reads the changed value
         return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True))
     if kind == "chain":
         return nn.Sequential(*[build(child, tied) for child in children])

@@ -1,4 +1,4 @@
-"""The same seeds give the same losses, with dropout, whatever arrives first.
+"""Test that the same seeds give the same losses, with dropout, in any order of arrival.
 
 And every draw is another one.
 """

@@ -1,5 +1,5 @@
-"""What runs when: the order of passes, microbatches in flight, and what
-contexts carry to other ranks.
+"""Test the order of a step: passes, microbatches in flight, and the contexts that are carried to
+other ranks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MICROBATCHES = 6
 def order_of_step(schedule: str, active: int) -> dict[str, Any]:
     """Train a model that ends with a remote module.
 
-    Return what ran on this rank, and how much was in flight.
+    Return the passes that ran on this rank, and how many microbatches were in flight.
     """
     import torch
 
@@ -81,8 +81,8 @@ def passes(actions: list[str]) -> list[tuple[str, int]]:
 
 
 def test_the_last_rank_runs_what_the_printed_schedule_says() -> None:
-    """What it runs next is the same whenever messages come: the other ranks
-    choose among what has arrived.
+    """Run the same action next at each order of messages: the other ranks choose among the arrived
+    ones.
     """
     for schedule, active in (("interleaved", 2), ("interleaved", MICROBATCHES), ("simple", 2)):
         first, last = run_ranks(2, order_of_step, schedule, active)
@@ -162,7 +162,7 @@ def test_every_thread_of_a_step_computes_with_as_many_threads_as_the_script_says
 
 
 def what_contexts_carry() -> dict[str, Any]:
-    """Try many kinds of calls in one job, and return what each saw."""
+    """Try many kinds of calls in one job, and return the context that each saw."""
     import torch
 
     import smdistributed.modelparallel.torch as smp
@@ -384,7 +384,7 @@ def test_a_changed_result_and_a_backward_on_one_rank_only_are_served(tail: bool)
 
 
 def same_order_on_replicas() -> Any:
-    """Return what ran on this rank in a job of two replicas that share one order."""
+    """Return the passes that ran on this rank in a job of two replicas that share one order."""
     import torch
 
     import smdistributed.modelparallel.torch as smp

@@ -207,8 +207,8 @@ class Public:
         ranks: How many.
         smp: The configuration; None: a job of smddp.
         arguments: Of the script.
-        again: Arguments of a second run in the same folder, which goes on from
-            what the first one saved.
+        again: Arguments of a second run in the same folder, which goes on from the checkpoint of
+            the first one.
     """
 
     repository: str

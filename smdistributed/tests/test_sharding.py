@@ -92,7 +92,7 @@ def _special(settings: dict[str, Any]) -> list[equality.Difference]:
 
     smp.init(settings)
     plain = Special().double()
-    # Two blocks share a parameter: what else is in them is gathered alone.
+    # Two blocks share a parameter: the other parameters in them are gathered alone.
     assert wrap.blocks(plain) == [*plain.blocks[:2], plain.blocks[2][2], plain.blocks[3][2]]  # type: ignore[index]
     differences = [equality.compare(plain, special_loss, functools.partial(networks.data, ""))]
     assert [name for name, p in plain.named_parameters() if not mesh.is_sharded(p)] == ["scale"]
@@ -228,10 +228,10 @@ def _memory(settings: dict[str, Any]) -> dict[str, int]:
     import smdistributed.modelparallel.torch as smp
 
     smp.init(settings)
-    # What is imported and connected with the first one is not the next one's.
+    # Modules that are imported and connected with the first one are not the next one's.
     smp.DistributedModel(network(8, 2))
     forget()
-    # -3 is M_MMAP_THRESHOLD: what is freed goes back at once.
+    # -3 is M_MMAP_THRESHOLD: freed memory goes back at once.
     assert ctypes.CDLL(None).mallopt(-3, 1 << 16)
     before = _resident("RssAnon")
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
@@ -282,8 +282,8 @@ def test_a_rank_has_a_part_of_parameters_gradients_and_state(degree: int) -> Non
         assert result["parameters"] == result["gradients"] == share, result
         assert result["state"] == 2 * share, result
         assert result["script"] == result["gathered"] == 0, result
-        # What a rank had at the most while the model was made: its part, a
-        # block, and copies of that on their way.
+        # The peak memory of a rank while the model was made: its part, a block, and copies of that
+        # on their way.
         assert result["made"] <= share + 4 * result["block"], result
 
 
@@ -569,7 +569,7 @@ class Hiding(Block):
 class Ways(nn.Module):
     """Goes as it is told.
 
-    ``number`` is what differs: the rank, or the half of the batch in one process.
+    ``number`` is the difference: the rank, or the half of the batch in one process.
     """
 
     def __init__(self, way: str) -> None:

@@ -327,7 +327,9 @@ def test_smddprun_under_mpirun(job: Path) -> None:
 
 
 def lines_of(text: str) -> list[str]:
-    """What the ranks printed. They write into one pipe: their lines may run into each other."""
+    """Return the lines that the ranks printed. They write into one pipe: their lines may run into
+    each other.
+    """
     return sorted(re.findall(r"rank \d of 2: 3.0 \[.*?\]", text))
 
 
@@ -422,7 +424,8 @@ def of_program(program: str, *arguments: str, **variables: str) -> subprocess.Co
     )
 
 
-# What the Trainer and the Accelerator do by themselves in a job of smddp, on CPUs by emulation.
+# Steps that the Trainer and the Accelerator do by themselves in a job of smddp, on CPUs by
+# emulation.
 HUGGING_FACE = """
 import os, sys
 import torch, transformers

@@ -31,7 +31,7 @@ PROGRAMS = int(os.environ.get("SMP_STATE_PROGRAMS", "200"))
 SEED = int(os.environ.get("SMP_STATE_SEED", "1"))
 MICROBATCHES = 4
 REMEDIES = ("smp.set_partition", "Keep it smaller")
-"""What the text of a refusal says, among others: what to do."""
+"""Words that the text of a refusal has, among others: the advice."""
 
 
 def load(folder: str, name: str, program: Program) -> Any:
@@ -140,8 +140,8 @@ def train_all(folder: str, programs: list[Program]) -> None:
 
 @dataclass
 class Results:
-    """What became of programs: those that differ from one process, and those
-    that were refused, with the texts.
+    """The results of programs: those that differ from one process, and those that were refused,
+    with the texts.
     """
 
     silent: list[tuple[Program, float]] = field(default_factory=list)

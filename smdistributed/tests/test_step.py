@@ -1,4 +1,6 @@
-"""``smp.step``: what is split and how, what is passed whole, what comes back, and the errors."""
+"""Test ``smp.step``: arguments that are split and how, arguments that are passed whole, results,
+and errors.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ class Pair(NamedTuple):
 
 
 class Sliced:
-    """What a script can pass that knows how to split itself."""
+    """A value that a script can pass and that knows how to split itself."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -112,7 +114,7 @@ def _arguments() -> None:
         assert (part["pair"].left.tolist(), part["pair"].right) == (own, None)
         assert [batch.tolist() for batch in part["set"]] == [own]
         assert part["ordered"]["a"].tolist() == part["default"]["a"].tolist() == own
-    # What has no tensor in it is not even copied.
+    # A value without a tensor in it is not even copied.
     assert all(batch is untouched for batch in seen["untouched"])
     assert all(batch is module for batch in seen["module"])
     assert [float(batch) for batch in seen["scalar"]] == [5.0] * 4
@@ -121,7 +123,7 @@ def _arguments() -> None:
 
 
 def _mappings() -> None:
-    """What transformers passes and returns has attributes of its own."""
+    """Pass and return mappings with attributes of their own, as transformers does."""
     from transformers import BatchEncoding
     from transformers.modeling_outputs import CausalLMOutput
 
@@ -206,7 +208,7 @@ def _results() -> None:
 
     @smp.step
     def step(rows: torch.Tensor) -> Any:
-        """Say what it does."""
+        """Return results of many kinds."""
         return {
             "loss": rows.mean() * weight,
             "rows": (rows, [rows + 1]),
@@ -217,7 +219,7 @@ def _results() -> None:
             "ragged": list(range(int(rows[0]))),
         }
 
-    assert (vars(step)["__name__"], step.__doc__) == ("step", "Say what it does.")
+    assert (vars(step)["__name__"], step.__doc__) == ("step", "Return results of many kinds.")
     outputs = step(torch.arange(8.0))
     loss = outputs["loss"]
     assert isinstance(loss, smp.StepOutput)
@@ -362,7 +364,7 @@ def test_other_ranks_may_have_empty_rows() -> None:
 
 
 def _sources() -> dict[str, str]:
-    """Return what is said of arguments that batches come from, by what they are."""
+    """Return the message about each argument that batches come from, by its kind."""
     import smdistributed.modelparallel.torch as smp
 
     smp.init(FOUR)

@@ -1,5 +1,5 @@
-"""Programs of other authors train as in one process, or end with a sentence
-that says what to do.
+"""Test that programs of other authors train as in one process, or end with a sentence that gives
+advice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ REFUSED = {
     "teacher of two partitions in a list": "is on another partition, and was written in place",
     "result that is written late": "keeps what it returned, and its caller wrote to that",
 }
-"""Programs that are refused, and what the error says."""
+"""Programs that are refused, and the words of the error."""
 
 
 class PlainModel(nn.Module):
@@ -95,7 +95,7 @@ class Partitioned(Job):
 
 
 def restart() -> None:
-    """Put back what programs keep outside of their models."""
+    """Put back the state that programs keep outside of their models."""
     strangers.CountsInClass.calls = 0
     strangers.Hub.get("train").scalars["scale"] = 1.0
     strangers.LOSSES.clear()

@@ -1,5 +1,5 @@
-"""Tensor parallelism against one process, what is replaced and what is not, and
-parameters that are made late.
+"""Test tensor parallelism against one process: modules that are replaced and those that are not,
+and parameters that are made late.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ def test_tensor_ranks_run_microbatches_in_one_order() -> None:
                 assert result[number] == pytest.approx(x.pow(2).mean().item(), rel=1e-5)
 
 
-# -- what is replaced
+# -- replaced modules
 
 
 class Tied(nn.Module):
@@ -380,7 +380,7 @@ def test_what_is_replaced() -> None:
         "early": "Block",
         "attention": "MultiheadAttention",
     }
-    # Its own class was registered too late, what is in it was not.
+    # Its own class was registered too late, the classes in it were not.
     assert first["early"] == "DistributedLinear"
     # Torch reads its weight directly.
     assert first["attention"] == "NonDynamicallyQuantizableLinear"
@@ -476,7 +476,7 @@ def _late(width: int) -> dict[str, Any]:
         for name, value in make(smp.delay_param_initialization(False)).state_dict().items()
     }
     after = torch.get_rng_state()
-    with smp.delay_param_initialization():  # what torch itself loads for it
+    with smp.delay_param_initialization():  # modules that torch itself loads for it
         nn.Linear(256, 256)
     used = _used()
     module: Any = make(smp.delay_param_initialization())
@@ -615,7 +615,7 @@ def test_the_layers_of_gpt2_are_split() -> None:
 
 
 def _as_a_gpt_script(config: dict[str, Any], sublayers: bool) -> list[float]:
-    """Do what AWS's GPT scripts do with `use_distributed_transformer 1`.
+    """Do the steps of AWS's GPT scripts with `use_distributed_transformer 1`.
 
     Return the loss, and that of one process.
     """

@@ -1,4 +1,6 @@
-"""Where ranks are: the documented tables, and what holds for all worlds of up to 16 ranks."""
+"""Test where ranks are: the documented tables, and rules that hold for all worlds of up to 16
+ranks.
+"""
 
 from __future__ import annotations
 

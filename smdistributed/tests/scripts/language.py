@@ -34,7 +34,7 @@ class Counting(torch.utils.data.Dataset):
 
 
 class Nothing(torch.utils.data.Dataset):
-    """What ranks get that do not have the first partition."""
+    """The data of ranks that do not have the first partition."""
 
     def __init__(self, length):
         self.length = length

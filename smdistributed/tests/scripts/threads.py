@@ -1,5 +1,5 @@
-"""A script that limits torch to one thread, where the environment says two:
-what do the threads of a step have?
+"""A script that limits torch to one thread, where the environment says two: how many do the threads
+of a step have?
 """
 
 from __future__ import annotations

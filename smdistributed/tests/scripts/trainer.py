@@ -1,6 +1,4 @@
-"""Train a GPT-2 of 4 layers with Hugging Face's Trainer, on smp or smddp: what
-the environment asks for.
-"""
+"""Train a GPT-2 of 4 layers with Hugging Face's Trainer: smp or smddp, as the environment says."""
 
 import argparse
 
