@@ -29,7 +29,7 @@ class Package:
 
 
 class Archive:
-    """What is at ``today``.
+    """A Debian archive as it is at ``today``.
 
     Each state that it had is below ``archive/main/DATE``, as a snapshot service has it.
     """

@@ -1,5 +1,5 @@
-"""Hosts with EFA devices that are not there: what the kernel would say of them,
-for a container of a test.
+"""Simulate hosts with EFA devices that are not there: the kernel's answers about them, for a
+container of a test.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class EfaHost:
     per_gpu: int = 1
 
     def write(self, folder: Path) -> None:
-        """Write what a container of this host gets.
+        """Write the files that a container of this host gets.
 
         Args:
             folder: Gets ``class`` and ``bus`` (to be those of /sys), ``nodes`` (/dev/infiniband)

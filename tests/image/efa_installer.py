@@ -2,8 +2,8 @@
 own cannot be had here.
 
 As AWS's, it unpacks to one folder, takes its flags, installs packages of its own by the package
-manager, lists them in /opt/amazon/efa_installed_packages, and brings an Open MPI that nobody asked
-for.
+manager, lists them in /opt/amazon/efa_installed_packages, and brings an Open MPI that the recipe
+did not ask for.
 """
 
 from __future__ import annotations

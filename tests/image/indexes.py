@@ -36,8 +36,8 @@ def wheel_of(name: str, version: str, text: str, *requires: str) -> tuple[str, b
 
 
 def sdist_of(name: str, version: str, setup: str, **files: str) -> tuple[str, bytes]:
-    """Return name and content of a source archive that says what it requires
-    only when its setup.py runs.
+    """Return name and content of a source archive that tells its requirements only when its
+    setup.py runs.
     """
     stem = f"{name}-{version}"
     metadata = f"Metadata-Version: 1.0\nName: {name}\nVersion: {version}\n"

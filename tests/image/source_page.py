@@ -2,7 +2,7 @@
 without the vendors' hosts.
 
 Each component of the row of PyTorch 1.10.2 and CUDA 11.3 that is compiled from source is compiled
-here, by the same recipe, in one build. What is different, because the vendors' files cannot be
+by the same recipe, in one build. These parts differ, because the vendors' files cannot be
 downloaded everywhere:
 
 - NVIDIA's base images: Debian 12 with Debian's own CUDA toolkit 11.8 below /usr/local/cuda, as two
@@ -131,7 +131,7 @@ provides = {{ cuda = "{cuda}" }}
 source = "tests/image/source_page.py"
 """
 
-# What a program needs to be compiled, and to run, without a driver.
+# Files that the compilation of a program needs, and its run without a driver.
 TOOLKIT_PACKAGES = (
     *("nvidia-cuda-toolkit", "nvidia-cuda-dev", "libcudart11.0", "libnvvm4", "libnvtoolsext1"),
     *(
@@ -160,8 +160,8 @@ HEADERS = "cuda-include"
 """Where `make_base_images` leaves the toolkit's headers, beside its folder."""
 
 LOADED = ("libcudart.so.", "libnvToolsExt.so.")
-"""What the runtime image has of the toolkit: NVIDIA's has all libraries, and
-nothing here loads the others.
+"""Libraries of the toolkit in the runtime image: NVIDIA's has all libraries, and nothing in these
+tests loads the others.
 """
 
 UNFIT_RULES = ('name = "torch-build-cuda-11"', 'name = "smp-', 'name = "smddp-')

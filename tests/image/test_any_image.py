@@ -24,8 +24,8 @@ PACKAGES = "/opt/venv/lib/python3.11/site-packages"
 OF_ANOTHER_MAKER = f"LABEL org.opencontainers.image.title=theirs {INPUTS_LABEL}=\n"
 
 SOUND = (
-    # What builds of training images do: users, code, settings of packages,
-    # links, a cache that only costs space.
+    # Steps of usual training images: users, code, settings of packages, links, a cache that only
+    # costs space.
     "RUN useradd --create-home trainer && mkdir /workspace && chmod 777 /workspace && echo 'x = 1'"
     " > /workspace/t.py && echo '# more' >> /etc/ssh/sshd_config && ln -s python3 /usr/bin/python"
     " && ln -s /workspace/none /workspace/to && mkdir -p /root/.cache/pip && echo cached >"
@@ -58,14 +58,14 @@ FAULTS = {
     ): "/opt/cuda/lib64/stubs/libcuda.so.1",
     f"cp -r {PACKAGES}/six-*.dist-info {PACKAGES}/six-1.0.dist-info": "six: ",
 }
-"""What a Dockerfile does, and the words that say it."""
+"""Steps of a Dockerfile, and the words that the check has for them."""
 
 
 def checked(
     image: BuiltByCommand, folder: Path, dockerfile: str, *options: str
 ) -> tuple[int, dict[str, Any], str]:
-    """Build an image from the text of a Dockerfile, and check it: exit status,
-    result, and what people are told.
+    """Build an image from the text of a Dockerfile, and check it; return the exit status, the
+    result and the messages.
     """
     (folder / "Dockerfile").write_text(f"FROM {image.reference}\n{dockerfile}")
     name = f"localhost/trainworks-any-{uuid.uuid4().hex[:12]}:test"

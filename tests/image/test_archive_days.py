@@ -151,8 +151,8 @@ def days(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Days]:
     name, tag = f"trainworks-test/days-base:{mark}", f"trainworks-test/days:{mark}"
     context = tmp_path / "base"
     context.mkdir()
-    # What the base itself says of its archive is not in question; no other test
-    # has made layers on it.
+    # The base's own record of its archive is not in question; no other test has made layers on the
+    # base.
     text = (
         f"FROM {debian.name}\nRUN rm -f /usr/share/trainworks/archives && echo {mark} > /etc/mark\n"
     )
@@ -213,14 +213,14 @@ def test_a_row_that_moves_renews_the_system_layers_and_no_other(days: Days) -> N
     if days.same_bytes:
         same = [one == other for one, other in zip(first.layers, second.layers, strict=True)]
         assert same == [*[True] * (len(same) - 2), False, True]
-        # What was built before under the name says nothing about an image.
+        # An image that was built before under the name says nothing about this one.
         days.base = of_first
         assert days.build(locked=True).identifier == first.identifier
 
 
 def test_one_security_update_of_twenty_packages_gives_one_new_layer(days: Days) -> None:
-    """Whatever the layers of wheels are made in: the base and they keep their
-    digests, and a registry has them.
+    """Keep the digests of the base and of the layers of wheels, so that a registry has them
+    already.
 
     The update is of a package that the base itself has.
     """
@@ -250,8 +250,8 @@ def test_one_security_update_of_twenty_packages_gives_one_new_layer(days: Days) 
 
 
 def test_a_bootstrapped_base_has_the_release_and_no_update(days: Days, tmp_path: Path) -> None:
-    """So it has the same bytes on each day between two point releases, whatever
-    else this machine's archive has.
+    """Get the same bytes on each day between two point releases, although this machine's archive
+    changes.
     """
     facts = load(ROOT)
     debian = own_base(make_plan(Request(framework="pytorch", cuda="cpu"), facts))
@@ -283,8 +283,8 @@ def test_where_only_todays_archive_is_the_image_says_so(
     assert f"the archive has it of {dated(SECOND)}" in capsys.readouterr().err
     assert days.version(image) == "2"
     assert image.labels[ARCHIVES_LABEL].startswith(f"{SUITE} {dated(SECOND)} ")
-    # Its layers are in the engine's cache, and what they were made of does not change when a
-    # snapshot can be reached.
+    # Its layers are in the engine's cache, and their origin does not change when a snapshot can be
+    # reached.
     days.other = "two"
     later = days.build()
     assert (days.version(later), later.labels[ARCHIVES_LABEL]) == (
@@ -311,9 +311,7 @@ def test_the_same_packages_signed_again_are_the_same_state(days: Days) -> None:
 
 
 def test_the_label_is_of_the_layers_and_not_of_today(days: Days) -> None:
-    """The image is gone and its layers are not: what the archive is today says
-    nothing about them.
-    """
+    """Keep the layers of a removed image: today's archive says nothing about them."""
     first = days.build(snapshots=False)
     days.engine.tag(first.identifier, f"{days.tag}-kept")
     days.engine.remove(days.tag)

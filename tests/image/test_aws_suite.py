@@ -80,7 +80,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def failures(image: BuiltByCommand, suite: Path, device: str) -> dict[str, str]:
-    """Return the tests of the suite that fail in an image, each with what it says."""
+    """Return the tests of the suite that fail in an image, each with its message."""
     variables = {
         "EXPECTED_FRAMEWORK": "pytorch_runtime",
         "EXPECTED_DEVICE": device,

@@ -1,5 +1,5 @@
-"""The same requirements at both doors: what `extend` locks for an image is what
-a job of the image installs.
+"""Test the same requirements at both doors: `extend` locks for an image the packages that a job of
+the image installs.
 
 One program does both. This is the one test that looks at whether it is asked in the same way.
 """

@@ -1,5 +1,5 @@
-"""Breaks of an image, each in a layer of its own, and what `check --image
---only static` says of each.
+"""Test breaks of an image, each in a layer of its own, and the line of `check --image --only
+static` for each.
 
 The machine has not tested the image. Where the image's label still names the layers that were
 built, every break is named. Where the label is gone, as in an image whose layers were made into
@@ -204,7 +204,9 @@ FILES = (
     (ACL, "/etc/shadow has system.posix_acl_access"),
     (ATTRIBUTE, "/usr/bin/env has user.more"),
 )
-"""What is done to the image in one layer, and the pattern that a line of the answer has then."""
+"""Commands that break the image, each in one layer, and the pattern that a line of the answer has
+then.
+"""
 
 
 SETTINGS = (

@@ -81,8 +81,8 @@ def run(reference: str, network: Any, folder: Path) -> str:
 
 
 def expected_line(who: str, cublas: int) -> str:
-    """What a program says on a machine without a GPU's driver: cuBLAS is there,
-    and cannot be initialized.
+    """Return the line of a program on a machine without a GPU's driver: cuBLAS is there, and cannot
+    be initialized.
     """
     return f"{who}: cublas {cublas}, cudaErrorInsufficientDriver, cublasCreate 1\n"
 

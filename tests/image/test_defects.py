@@ -50,9 +50,7 @@ PACKAGES = "/opt/venv/lib/python3.11/site-packages"
 
 
 def stock(root: Path, *owned: str, delivered: dict[str, object] | None = None) -> InstalledFiles:
-    """Ask what is wrong with the files as an image is asked, in a child, with a
-    folder as the image's root.
-    """
+    """Ask about wrong files as an image is asked, in a child, with a folder as the image's root."""
     return answer(root, files=(owned, delivered))["files"]
 
 
@@ -99,7 +97,8 @@ def test_packages_own_their_files_through_merged_folders_diversions_and_alternat
         (tmp_path / "usr/bin" / name).symlink_to(f"/etc/alternatives/{name}")
         (tmp_path / "etc/alternatives" / name).symlink_to("/usr/bin/mawk")
     contents = stock(tmp_path, "/var/lib/dpkg/**", "/bin")
-    # What lies in place of a diverted file is whose who diverted it, a person here.
+    # A file in the place of a diverted one belongs to the one who diverted it, a person in this
+    # test.
     assert contents["unowned"] == ["/usr/sbin/sshd"]
     assert contents["packages"] == 5
 
@@ -120,8 +119,8 @@ def test_distributions_own_what_they_record_and_bytecode_of_it(tmp_path: Path) -
             "/opt/venv/bin/one": "",
             f"{packages}/egg.egg-info/installed-files.txt": "../egg/egg.py\ninstalled-files.txt\n",
             f"{packages}/egg/egg.py": "",
-            # A list of files elsewhere is nobody's: whoever writes one may not
-            # own the image with it.
+            # A list of files elsewhere has no owner: a package that writes one may not own the
+            # image with it.
             "/srv/own-1.dist-info/RECORD": "own.py,,\nown-1.dist-info/RECORD,,\n",
             "/srv/own.py": "",
         },
@@ -135,7 +134,7 @@ def test_distributions_own_what_they_record_and_bytecode_of_it(tmp_path: Path) -
 
 
 def damaged(root: Path, **parts: object) -> dict[str, str]:
-    """Return what is not as it was delivered, by path."""
+    """Return the problems of files that differ from their delivery, by path."""
     request: dict[str, object] = {
         "removed": [],
         "rights": [],
@@ -161,7 +160,7 @@ def recorded(content: str) -> str:
 
 
 def test_pipes_links_of_alternatives_and_folders_for_everyone(tmp_path: Path) -> None:
-    """A pipe is named and not opened: nobody would write into it."""
+    """Name a pipe without opening it: no process would write into it."""
     database = "/var/lib/dpkg"
     write(
         tmp_path,
@@ -633,8 +632,8 @@ def test_patterns_of_owned_files() -> None:
 
 
 def test_rpm_listings(tmp_path: Path) -> None:
-    """What ``rpm`` 4.18 printed for a small package, built and installed with
-    it, and for one that is not there.
+    """Output of ``rpm`` 4.18 for a small package, built and installed with it, and for one that is
+    not there.
     """
     owners = Owners(Image(str(tmp_path), ""))
     owners.add_rpm_listing("demo-tools\t/etc/demo.conf\ndemo-tools\t/usr/bin/demo\nempty\t(none)\n")
@@ -923,8 +922,8 @@ ENTRYPOINT ["/bin/false"]
 def test_check_of_an_image_names_what_is_not_as_delivered_or_rendered(
     docker_image: BuiltByCommand, tmp_path: Path
 ) -> None:
-    """The broken image has a name that no target has, as one that was pulled:
-    its title says what it should be.
+    """Give the broken image a name that no target has, as a pulled image has: its title names the
+    target.
     """
     engine = docker_image.engine
     (tmp_path / "Dockerfile").write_text(f"FROM {docker_image.reference}{BREAKS}")

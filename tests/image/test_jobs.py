@@ -158,7 +158,7 @@ def test_two_restricted_pods_train_together(
 ) -> None:
     """No root, no capability, a read-only root.
 
-    Nobody has no shell, and the other user no password entry.
+    The user `nobody` has no shell, and the other user no password entry.
     """
     train_on_two_hosts(docker_image.reference, network, mode, tmp_path, user)
 

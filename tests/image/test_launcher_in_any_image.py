@@ -1,8 +1,8 @@
 """The launcher in images that are laid out as NVIDIA's, AWS's and a user's own:
 a wheel and an entry point.
 
-Their files are those of the `cpu` image: Python, torch and what they need, and
-nothing else of this project.
+Their files are those of the `cpu` image: Python, torch and their requirements, and nothing else of
+this project.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trainworks.engine.protocol import BuildRequest, Completed, Engine, Job, Mou
 pytestmark = pytest.mark.engine
 
 OURS = "/opt/venv /opt/amazon /opt/trainworks /opt/ml /usr/local/bin/*"
-"""What of the `cpu` image is this project's, and no part of theirs."""
+"""Files of the `cpu` image that are this project's, and no part of theirs."""
 
 KEEP = (
     "torch torchgen functorch numpy numpy.libs sympy mpmath networkx jinja2 markupsafe filelock"
@@ -95,8 +95,8 @@ LAYOUTS = {
     ),
 }
 
-# What their own entry points do, in our words: NVIDIA's prints a banner and becomes the command;
-# AWS's stays, and runs the command as a child of a shell with job control.
+# Stand-ins for their own entry points: NVIDIA's prints a banner and becomes the command; AWS's
+# stays, and runs the command as a child of a shell with job control.
 ENTRY_POINTS = {
     "becomes-the-command": '#!/bin/sh\necho "a banner"\nexec "$@"\n',
     "runs-the-command": '#!/bin/bash -m\nif [ "$1" = train ]; then train; else eval "$@"; fi\n',

@@ -18,7 +18,7 @@ PROFILE = {
     "defaultAction": "SCMP_ACT_ALLOW",
     "syscalls": [{"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": 1}],
 }
-"""What engines of 2020 answer to a system call that they do not know: EPERM."""
+"""Profile of engines of 2020, which answer an unknown system call with EPERM."""
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ BASES = {
     "broken": "rm /usr/bin/apt-get",
     "fine": "touch /etc/issue.net",
 }
-"""Base images by what makes them differ from the real one.
+"""Base images by their difference from the real one.
 
 Nothing can be installed in the second one.
 """
@@ -57,7 +57,7 @@ class Matrix:
     tags: tuple[str, ...]
 
     def build(self) -> tuple[dict[str, Any], str]:
-        """Run the command; return its report and what it said meanwhile."""
+        """Run the command; return its report and its messages."""
         words = (
             "--only",
             self.pattern,
@@ -90,7 +90,7 @@ def matrix(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Matrix]:
     root = tmp_path / "checkout"
     root.mkdir()
     freeze(root, own_caches=False)
-    # What is in the images does not matter: no compiler, no MPI, no numpy.
+    # The content of the images does not matter: no compiler, no MPI, no numpy.
     components = root / "images" / "components.toml"
     components.write_text(
         components.read_text(encoding="utf-8").replace("default = true", "default = false")

@@ -1,4 +1,4 @@
-"""What a rebuild would bring: apt on our own base, for the real `cpu` image.
+"""Test the changes that a rebuild would bring: apt on our own base, for the real `cpu` image.
 
 Its own archives, and one on loopback.
 """

@@ -1,8 +1,8 @@
-"""Projects as people have them, at both doors: what `extend` locks is what a
-job installs, and what uv would.
+"""Test projects as people have them, at both doors: `extend` locks the versions that a job
+installs, and that uv would.
 
 Each project is a folder of files. Its packages are tiny wheels on an index of the test, which has
-no other, so nothing depends on what a public index has today. uv by itself gets the image's own
+no other, so nothing depends on the state of a public index. uv by itself gets the image's own
 packages as constraints.
 """
 
@@ -37,7 +37,7 @@ WHEELS = (
     ("gamma", "1.0", "torch>=2", "alpha"),
     ("delta", "1.0"),
     ("only_windows", "1.0"),
-    # Somebody else's, under the name that the user's own project has.
+    # A distribution of another project, under the name that the user's own project has.
     ("mine", "7.0", "delta"),
     ("torchvision", "0.28.0", "torch==2.13.0"),
     ("torchvision", "0.19.1", "torch==2.4.1"),
@@ -89,7 +89,7 @@ python -I /opt/trainworks/lib/trainworks_launcher/programs/install.py -- $WORDS 
 
 
 def project_of(name: str, version: str, *requires: str, more: str = "") -> dict[str, str]:
-    """A project that says what it requires only when it is built."""
+    """Return a project that tells its requirements only when it is built."""
     head = f'[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n{more}'
     return {
         "pyproject.toml": head,
@@ -108,13 +108,13 @@ class Case:
 
     Attributes:
         files: Path to text; INDEX stands for the index's address.
-        words: What `extend` is told.
-        job: What the installer of a job is told.
+        words: Options of `extend`.
+        job: Variables of a job's installer.
         plain: A call of uv with the same meaning, in a shell; ``""`` where uv
             by itself gives another answer.
-        expected: What is installed, beside or instead of what the image has.
-        said: What both doors say.
-        refused: What both doors refuse it with; ``""`` where it is installed.
+        expected: Packages that are installed, beside or instead of those of the image.
+        said: Message of both doors.
+        refused: Refusal of both doors; ``""`` where the project is installed.
         before: Commands of uv that a user has called in the folder.
         folder: Where the user stands.
         history: A folder that is a git repository with the tag v1.4.0; ``""`` for none.
@@ -183,13 +183,13 @@ REPOSITORY = {
     "pyproject.toml": OF_GIT,
     **below("lib", project_of("delta", "99.1", "alpha<1.5")),
     **below("static", project_of("static", "3.0", "alpha<2")),
-    # What a lock pins says what it requires without a build.
+    # A pinned wheel tells its requirements without a build.
     "static/pyproject.toml": (
         '[project]\nname = "static"\nversion = "3.0"\ndependencies = ["alpha<2"]\n'
         '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
     ),
 }
-"""What a project of others has at a commit, which its branch has left."""
+"""Files of another project at a commit, which its branch has left."""
 
 CASES = {
     "several requirements files": Case(
@@ -682,8 +682,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repository]
 
 @pytest.fixture(scope="module")
 def build_tools(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """Give the wheels of setuptools_scm and of what it requires, for the
-    image's Python, by their names.
+    """Return the wheels of setuptools_scm and of its requirements, for the image's Python, by their
+    names.
     """
     folder = tmp_path_factory.mktemp("tools")
     words = (
@@ -896,7 +896,7 @@ def test_a_new_line_moves_no_more_than_it_has_to(
         locked_versions, output = locked("first\nsecond\nthird\n")
         assert locked_versions == {"first": "1.0", "second": "1.0", "third": "2.0"}
         assert "the lock moves" not in output
-        # What the new line needs moves, with a line; the rest stays.
+        # The needs of the new line move, with a line each; the rest stays.
         locked_versions, output = locked("first\nsecond\nneeds\n")
         assert locked_versions == {"first": "1.0", "second": "2.0", "needs": "1.0"}
         assert "second: the lock moves from 1.0 to 2.0" in output

@@ -2,8 +2,8 @@
 replaces torch without a word.
 
 The lines are those of November 2026; clones and copies of code are left out. pip and uv resolve for
-real, with this machine's package index: what it has today decides what fits, and torch stays in any
-case.
+real, with this machine's package index: its state of today decides which fit, and torch stays in
+any case.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.engine
 
 @dataclass(frozen=True)
 class Public:
-    """What a Dockerfile installs: Debian packages, and words of pip.
+    """Installations of a Dockerfile: Debian packages, and words of pip.
 
     ``wants``: another torch, by the words' own.
     """
@@ -146,7 +146,7 @@ DOCKERFILES = {
     "BEND": Public(BEND),
 }
 NOT_THERE = {"libnccl-dev", "nvtop"}
-"""docs/extend.md says what to do instead."""
+"""Words of docs/extend.md: the advice for these."""
 
 TRY = """
 import concurrent.futures, json, subprocess, sys
@@ -251,8 +251,8 @@ def test_no_public_dockerfile_replaces_torch_in_silence(
         if DOCKERFILES[name].wants and status != 124:
             assert status != 0, (name, tool)
             assert "torch" in output, (name, tool, output)
-    # What fails otherwise fails for a release of theirs that is not there for
-    # this Python, or that nvcc compiles.
+    # The other failures come from releases that are not there for this Python, or that nvcc
+    # compiles.
     others = {
         name: output[-300:] for name, _, status, _, output in outcomes if status not in (0, 124)
     }

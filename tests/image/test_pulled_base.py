@@ -49,7 +49,7 @@ class Machine:
     engine: Engine
 
     def call(self, *words: str) -> tuple[int, dict[str, Any], str]:
-        """Run `build.py`; return its status, its document and what it said."""
+        """Run `build.py`; return its status, its document and its messages."""
         done = subprocess.run(
             (
                 sys.executable,

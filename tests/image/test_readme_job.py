@@ -1,5 +1,5 @@
-"""The examples, and the first jobs of README.md, docs/jobs.md and docs/extend.md, run as these
-pages say; the failed job of the README prints what stands there.
+"""Test the examples, and the first jobs of README.md, docs/jobs.md and docs/extend.md, as these
+pages run them; the failed job of the README prints the text that the page shows.
 
 All are in one file, which one process runs: their containers have fixed names.
 """

@@ -1,5 +1,5 @@
-"""uv on this machine, for a base that is only described: what it reads,
-downloads, and never runs.
+"""Test uv on this machine, for a base that is only described: the files that it reads, downloads,
+and never runs.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Containers that are removed when they end, as most are started: what the script saved is on the
-host, or a line of the log has said that it will not be.
+"""Test containers that are removed when they end, as most are started: the files that the script
+saved are on the host, or a line of the log has said that they will not be.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def test_explain_says_where_results_go_and_why(
 def test_kubernetes_is_told_why_a_container_ended(
     docker_image: BuiltByCommand, tmp_path: Path
 ) -> None:
-    """It mounts a file there, and shows what it finds in it."""
+    """Write the reason into the file that Kubernetes mounts and shows."""
     termination_file = tmp_path / "told"
     termination_file.touch()
     termination_file.chmod(0o666)

@@ -75,7 +75,7 @@ int main() {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a folder for what is built and downloaded."""
+    """Return a folder for builds and downloads."""
     return tmp_path_factory.mktemp("source-page")
 
 

@@ -1,4 +1,4 @@
-"""What is remembered of an image that passed its checks, and what makes that worth nothing."""
+"""Test the memory of an image that passed its checks, and the changes that make it worthless."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What is taken out of installed wheels: files and symbols go, and every RECORD
-says what is there.
+"""Test the removal of files and symbols from installed wheels: every RECORD lists the files that
+are left.
 """
 
 from __future__ import annotations

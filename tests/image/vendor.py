@@ -1,10 +1,10 @@
 """A small target with vendor sources that can be built for real here: rows
 beside the checkout's, a source from Debian.
 
-METIS is compiled by the very recipe of the vendor targets. What it is compiled from is in Debian's
-archive as a source package: the same upstream version, in a file of Debian's making (without a
-folder that Debian may not distribute), so its hash stands here and in no row of the product. The
-EFA installer is the tests' own. All other recipes are run by hand: `image.source_page`.
+METIS is compiled by the very recipe of the vendor targets. Its source is in Debian's archive as a
+source package: the same upstream version, in a file of Debian's making (without a folder that
+Debian may not distribute), so its hash stands in this file and in no row of the product. The EFA
+installer is the tests' own. All other recipes are run by hand: `image.source_page`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TARGET = f"{PACKAGES_TARGET}-vendor"
 ARCHIVE = "https://vendor.example.org/sources"
 """Where the rows say that the sources are.
 
-Nobody asks there: everything comes from the mirror alone.
+No request goes there: everything comes from the mirror alone.
 """
 
 SUITE = "bookworm"
@@ -236,7 +236,7 @@ def apt_get(folder: Path, kind: str, components: str) -> Iterator[Callable[..., 
 def fetch_sources(folder: Path, sources: Sequence[Source] = SOURCES) -> None:
     """Bring sources into a folder, by ``apt-get source``.
 
-    What else such packages have is removed.
+    Other files of such packages are removed.
     """
     before = set(folder.iterdir())
     with apt_get(folder, "deb-src", "main") as run:

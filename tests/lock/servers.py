@@ -21,7 +21,7 @@ from urllib.parse import unquote
 from trainworks_testing.certificates import Authority
 
 Answer = Callable[["Request"], None]
-"""What a server does with a request for one path."""
+"""Function that answers a request for one path."""
 
 
 class Request(BaseHTTPRequestHandler):
@@ -31,7 +31,7 @@ class Request(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.0"
 
     def do_GET(self) -> None:
-        """Let the path's answer do what it does."""
+        """Run the answer that belongs to the path."""
         mine = self.server.mine
         path = self.path.split("?")[0]
         mine.seen.append(
@@ -137,7 +137,7 @@ class Listener(ThreadingHTTPServer):
 
 @dataclass
 class Server:
-    """What a test sees of its server."""
+    """Requests and answers of a server, as a test sees them."""
 
     url: str = ""
     answers: dict[str, Answer] = field(default_factory=dict)
@@ -146,7 +146,7 @@ class Server:
     over: threading.Event = field(default_factory=threading.Event)
 
     def serve(self, path: str, answer: Answer | bytes) -> str:
-        """Serve bytes, or whatever ``answer`` does, at a path; return its address."""
+        """Serve bytes, or the answer of a function ``answer``, at a path; return the address."""
         if isinstance(answer, bytes):
             self.sizes[path] = len(answer)
         self.answers[path] = whole_file(answer) if isinstance(answer, bytes) else answer
@@ -172,7 +172,7 @@ def serving(authority: Authority | None = None) -> Iterator[Server]:
 
 
 def whole_file(content: bytes) -> Answer:
-    """Answer as a good server does: all of it, or what is asked for."""
+    """Answer as a good server does: with all bytes, or with the range of the request."""
 
     def answer(request: Request) -> None:
         start = request.start_of(content)
@@ -206,7 +206,7 @@ def files_of(folder: Path) -> Answer:
 
 
 def dropping(content: bytes, after: int) -> Answer:
-    """Promise everything, send ``after`` bytes of what was asked for, and close the connection."""
+    """Promise everything, send ``after`` bytes of the requested range, and close the connection."""
 
     def answer(request: Request) -> None:
         start = request.start_of(content)
@@ -216,7 +216,7 @@ def dropping(content: bytes, after: int) -> Answer:
 
 
 def dropping_without_ranges(content: bytes, after: int) -> Answer:
-    """Break the first answer off; then send everything again, whatever part is asked for."""
+    """Break the first answer off; then send everything again, even for a request of a range."""
     times = iter((after,))
 
     def answer(request: Request) -> None:

@@ -76,7 +76,7 @@ class Outcome:
     folder: Path
 
     def one_error(self) -> str:
-        """Return the one line that says what is wrong; nothing was left behind then."""
+        """Return the one line of the error; nothing was left behind then."""
         assert self.status == 1
         assert self.errors.count("\n") == 1, self.errors
         assert list(self.folder.iterdir()) == []
@@ -84,7 +84,7 @@ class Outcome:
 
 
 class Stage:
-    """A build stage as the script sees it: what is below /run, and where results go."""
+    """A build stage as the script sees it: the files below /run, and the folder of results."""
 
     def __init__(self, folder: Path, authority: Authority) -> None:
         self.run_folder = folder / "run"
@@ -139,7 +139,7 @@ def unpacked(stage: Stage) -> bool:
     return (stage.folder / "metis" / "GKlib" / "noise").read_bytes() == NOISE
 
 
-# What goes well.
+# Downloads that go well.
 
 
 def test_an_archive_is_unpacked_without_its_top_folder(stage: Stage, server: Server) -> None:
@@ -277,7 +277,7 @@ def test_credentials_come_from_netrc(stage: Stage, server: Server) -> None:
     assert [request.user for request in server.seen] == ["Basic dXNlcjp3b3Jk"]
 
 
-# What is refused: by name, before anything is unpacked.
+# Files that are refused: by name, before they are unpacked.
 
 
 def wrong_bytes(error: str, content: bytes, received: bytes) -> bool:

@@ -41,7 +41,7 @@ SOURCE = source_archive(
 
 
 def private(answer: Answer) -> Answer:
-    """Return what answers only who logs in."""
+    """Return an answer for requests with a login only."""
 
     def ask(request: Request) -> None:
         if request.headers.get("Authorization") == LOGIN:

@@ -1,6 +1,6 @@
 """``build.py lock`` and ``build.py mirror`` from end to end, with real servers.
 
-And what a build refuses.
+And the refusals of a build.
 """
 
 from __future__ import annotations
@@ -348,8 +348,8 @@ def test_debians_digest_moves_with_the_release_and_not_with_its_updates(
 def test_the_system_is_locked_where_only_the_package_archive_answers(
     call: Call, tmp_path: Path
 ) -> None:
-    """As in a network with a mirror of Debian alone: no registry of a vendor is
-    what the command is about.
+    """Lock as in a network with a mirror of Debian alone: the command needs no registry of a
+    vendor.
     """
     root = make_tree(tmp_path / "tree", base_image="registry.invalid/base:1")
     assert call("lock", root=root).status == 11
@@ -668,7 +668,7 @@ def test_wrong_bytes_never_come_into_a_mirror(call: Call, tree: Path, server: Se
     ] == []
 
 
-# What a build refuses, before it asks for an engine: none answers.
+# Refusals of a build, before it asks for an engine: none answers.
 
 NO_ENGINE = ("--engine", "docker")
 

@@ -1,4 +1,6 @@
-"""``build.py lock`` keeps what is locked: with uv, against a package index of the test's own."""
+"""Test that ``build.py lock`` keeps locked versions: with uv, against a package index of the test's
+own.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,7 @@ def tree(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def index(plain_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
-    """Give an index that has what the tree asks for; a first lock is made of it."""
+    """Return an index that has the packages of the tree; a first lock is made of it."""
     for name in ("PIP_FIND_LINKS", "PIP_NO_INDEX", "REQUESTS_CA_BUNDLE", "PIP_CERT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")

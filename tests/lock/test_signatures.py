@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 
 @dataclass(frozen=True, kw_only=True)
 class Vendor:
-    """Somebody who signs."""
+    """A vendor that signs."""
 
     home: Path
     key: Path

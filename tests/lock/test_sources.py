@@ -177,7 +177,7 @@ def test_a_mirror_that_has_a_part_of_it(
     ]
     assert "warning" not in result.err
     assert [path.name for path in mirror.iterdir()] == [bundle]
-    # Offline the cache does not count: what is built comes from the folder alone.
+    # Offline the cache does not count: all sources come from the folder alone.
     result = machine.call(*BUILD, "--mirror", str(mirror), "--offline")
     assert (result.status, f"{mirror} does not have all of {PACKAGES_TARGET}" in result.err) == (
         11,

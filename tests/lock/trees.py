@@ -33,8 +33,8 @@ def make_tree(
     sources: Literal["packages", "vendor"] = "vendor",
     **row: object,
 ) -> Path:
-    """Write the facts of one target: of a vendor target METIS with CMake, and
-    no Python but what builds.
+    """Write the facts of one target: of a vendor target METIS with CMake, and no Python but the one
+    that builds.
 
     Args:
         root: Where.
@@ -69,7 +69,7 @@ def make_tree(
         and f'sources = ["{others}"]' not in block
     ]
     assert len(chosen) == len(parts)
-    # What the parts name has to exist, and nothing more does.
+    # The names in the parts have to exist, and nothing more does.
     text = "".join(f"[[component]]{block}" for block in chosen)
     (images / "components.toml").write_text(text, encoding="utf-8")
     recipes = {*parts, "metis-source"} - {"metis"} if sources == "vendor" else {*parts}
