@@ -1,5 +1,5 @@
-"""What AWS's pages describe is a table, each row of it that works has a test,
-and none is lost without a word.
+"""Test the table of the features that AWS's pages describe: each row that works has a test, and
+none is lost without a word.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""`make gpu` without a GPU: the runner, its parts on CPUs with gloo, and what
-becomes of a report.
+"""Test `make gpu` without a GPU: the runner, its parts on CPUs with gloo, and the record of a
+report.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ VERSIONS = ("2.4.1", "2.6.0", "2.10.0", "2.13.0")
         ("torch", ["none", "mpi", "torch_distributed"], "torch_distributed"),
         ("train.pyc", ["train.py", "prepare.py"], "train.py"),
         ("microbatch", ["microbatches", "partitions"], "microbatches"),
-        # What people call it.
+        # The names that people use.
         ("--version", OPTIONS, "--framework-version"),
         ("torch", ["mxnet", "pytorch", "tensorflow"], "pytorch"),
         ("tf", ["mxnet", "pytorch", "tensorflow"], "tensorflow"),

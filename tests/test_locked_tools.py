@@ -1,4 +1,6 @@
-"""What `make setup` and CI run is pinned by a hash or a commit, and names no index."""
+"""Test that `make setup` and CI run programs that are pinned by a hash or a commit, and name no
+index.
+"""
 
 from __future__ import annotations
 

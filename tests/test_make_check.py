@@ -1,5 +1,5 @@
-"""`tools/check`, which is `make check`: all that is wrong in one run, and for
-each refusal what to run.
+"""Test `tools/check`, which is `make check`: all refusals in one run, and for each the command to
+run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 PLUGIN = ("-p", "trainworks_testing.plugin")
-"""What the tests of all three packages are run with."""
+"""Programs that run the tests of all three packages."""
 
 PROGRAMS = ("ruff", "mypy", "lint-imports", "python")
 

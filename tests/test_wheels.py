@@ -32,7 +32,7 @@ PROJECTS = {
 
 @pytest.fixture(scope="module")
 def wheel_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Build a project's wheel from what git knows of it, once."""
+    """Build a project's wheel from the files that git knows, once."""
     built: dict[str, Path] = {}
 
     def build(project: str) -> Path:
@@ -138,7 +138,7 @@ def test_the_launcher_that_was_installed_runs_a_job_on_two_hosts(
 
 
 def write_job(job: Path, host: str) -> None:
-    """Write what the platform mounts on one of the two hosts."""
+    """Write the files that the platform mounts on one of the two hosts."""
     (job / "code").mkdir(parents=True)
     (job / "code" / "train.py").write_text(HALF_FAILS, encoding="utf-8")
     config = {"hosts": HOSTS, "current_host": host, "network_interface_name": "lo"}

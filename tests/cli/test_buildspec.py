@@ -215,7 +215,7 @@ def test_an_image_without_oras_gets_it_before_anything_else(content: Any, tmp_pa
 def test_nothing_that_is_not_built_and_tested_is_pushed(content: Any) -> None:
     """CodeBuild ends a phase at the first command that fails.
 
-    What is pushed is proved by what the registry has.
+    The proof of a push names the digest that the registry has.
     """
     assert content["phases"]["build"]["on-failure"] == "ABORT"
     assert [words[2] for words in words_of(content)] == ["lock", "--only", "push", "prove"]

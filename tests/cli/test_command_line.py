@@ -1,4 +1,4 @@
-"""``build.py`` as a person runs it: a real process, what it prints where, and how it ends."""
+"""Test ``build.py`` as a person runs it: a real process, its output on each stream, and its end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trainworks.facts.rows import Facts
 
 CPU = ("--framework", "pytorch", "--cuda", "cpu")
 NO_ENGINE = {"PATH": "", "DOCKER_HOST": "unix:///nonexistent/docker.sock"}
-"""Holds for every test here: whatever goes wrong, none of them begins to build an image."""
+"""Environment of every test of this file: no engine, so none of them begins to build an image."""
 
 
 def run(
@@ -50,8 +50,8 @@ Call = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def call(root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
-    """Give the command line inside this process, for what ends before an
-    engine: a new process costs 0.4 s.
+    """Run the command line inside this process, for commands that end before an engine: a new
+    process costs 0.4 s.
     """
 
     def call_main(
@@ -101,7 +101,7 @@ def test_list_leaves_out_what_the_projects_machine_cannot_build(call: Call, fact
     assert len(lines) == 1 + len(facts.targets) - len(marked)
     assert last == f"{len(marked)} more cannot be built on the project's own machine: add --all"
     assert not [line for line in lines if "  vendor  " in line or "arm64" in line]
-    # Whoever asks for nothing else gets them; JSON has each one's reason.
+    # A person who asks for nothing else gets these; JSON has the reason of each.
     lines = call("--list", "--sources", "vendor").stdout.splitlines()[1:]
     assert len(lines) == sum(facts.sources_of(row) == "vendor" for row in facts.targets)
     assert all(re.search(r"  no; \d+ parts$", line) for line in lines)
@@ -346,7 +346,7 @@ def test_the_checkout_may_stand_before_the_command(
     }
 
 
-# Errors: one class, one exit status; what, why and what next on stderr.
+# Errors: one class, one exit status; stderr has the failure, its reason and the next step.
 
 
 def test_malformed_facts_are_all_said(checkout: Path, call: Call) -> None:
@@ -519,7 +519,7 @@ def test_a_dependency_that_is_missing_when_it_is_needed_is_named(
 ) -> None:
     """As in an environment that is older than the checkout.
 
-    The commands import what they need when they need it.
+    The commands import a dependency when they need it.
     """
     shutil.copy(root / "build.py", tmp_path)
     (tmp_path / "pyproject.toml").write_text(

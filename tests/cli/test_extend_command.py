@@ -1,5 +1,5 @@
-"""``build.py extend`` as far as it goes without an engine: what is refused,
-what is copied, what is resolved.
+"""Test ``build.py extend`` as far as it goes without an engine: refusals, copied files, resolved
+requirements.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from trainworks.facts.rows import Facts
 from trainworks.imagetest.probe_request import IMPORTS, ask_program
 from trainworks.imagetest.secrets import SecretFinding, added
 
-# A key in form only: the body says what it is.
+# A key in form only: its body says that it is one of a test.
 PRIVATE_KEY = (
     "-----BEGIN OPENSSH PRIVATE KEY-----\n"
     + "bm90YWtleW5vdGFrZXlub3Rha2V5bm90YWtleW5vdGFrZXk\n" * 3
@@ -91,7 +91,7 @@ def refused(
 ) -> Refused:
     """Give the command line.
 
-    No engine can be reached, so whoever gets so far ends with another status.
+    No engine can be reached, so a run that gets so far ends with another status.
     """
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
@@ -424,7 +424,7 @@ def test_lines_go_on_to_uv_as_they_are_with_where_they_stood(tmp_path: Path) -> 
     file = tmp_path / "requirements.txt"
     assert requested.lines == [
         f"Pandas>=2 ; python_version > '3'  #@ {file} line 2",
-        # pip installs what a file of constraints includes.
+        # pip installs the packages that a file of constraints includes.
         f"scipy<1.14  #@ {tmp_path}/more/deeper.txt line 1",
         f"einops @ https://h.example/einops-1.tar.gz  #@ {tmp_path}/more/other.txt line 3",
         f"--pre  #@ {file} line 4",
@@ -582,7 +582,7 @@ def test_projects_locks_and_scripts_are_uvs_to_read(tmp_path: Path, name: str) -
     assert (requested.problems, requested.lines, bool(requested)) == ([], [], True)
     assert requested.words == ["-r", str(tmp_path / name), "--extra", "fast", "--group", "dev"]
     assert requested.read == {name: text}
-    # What is installed beside a lock gets its requirements from the lock.
+    # A package that is installed beside a lock gets its requirements from the lock.
     assert requested.hashed == ("lock" in name)
 
 
@@ -660,7 +660,7 @@ def test_a_lock_that_somebody_has_spoiled_is_named(data: str, tmp_path: Path) ->
 
 
 def test_what_decides_a_lock(tmp_path: Path) -> None:
-    """Code that changes, and cannot change what it requires, keeps the lock."""
+    """Keep the lock after a change of code that cannot change the requirements."""
     requested = read(tmp_path, {"requirements.txt": "six\n"})
 
     def digest(files: dict[str, str], base: ExtendedBase = BASE) -> str:
@@ -694,7 +694,7 @@ def test_a_folder_has_the_version_that_its_repository_says(tmp_path: Path) -> No
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Callable[..., str]:
-    """Give what runs git in a repository with a tag, a branch and a submodule."""
+    """Return a function that runs git in a repository with a tag, a branch and a submodule."""
 
     def git(*words: str, folder: str = "repository") -> str:
         names = (
@@ -765,7 +765,7 @@ def test_submodules_are_in_the_archive(
 ) -> None:
     repository("submodule", "--quiet", "add", (tmp_path / "part").as_uri())
     repository("commit", "--quiet", "--message", "with a part")
-    # A submodule on this machine is what only a test has: git refuses that by default.
+    # Only a test has a submodule on this machine: git refuses one by default.
     for name, value in (("COUNT", "1"), ("KEY_0", "protocol.file.allow"), ("VALUE_0", "always")):
         monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
     requirement = GitRequirement(place="", url=(tmp_path / "repository").as_uri())

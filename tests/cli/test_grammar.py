@@ -1,5 +1,5 @@
-"""What every command's grammar says: examples that are true, a help that fits,
-and the nearest right word.
+"""Test the grammar of every command: examples that are true, a help that fits, and the nearest
+right word.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ Store = Callable[..., None]
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """Give a function that fills the store of a stand-in for buildah.
 
-    The folder has what commands read.
+    The folder has the files that commands read.
     """
     write_stand_in(tmp_path)
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""What a lock is made for, where a component's wheel is not the package index's."""
+"""Test the requirements of a lock, where a component's wheel is not the package index's."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Many targets in one run: what is chosen, what runs beside what, what one
-failure or Ctrl-C does, how it all ends.
+"""Test many targets in one run: their choice, their order, the effects of one failure or Ctrl-C,
+and the end.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What a person sees of work that takes long: real programs on a real
-pseudo-terminal, and the numbers behind it.
+"""Test the display of work that takes long: real programs on a real pseudo-terminal, and the
+numbers behind it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def test_time_left_follows_from_the_rate_of_what_was_done_now() -> None:
         task.reach(500)
         assert task.left == 50
         assert task.rate == 10
-        # An attempt broke off: what it sent counts for nothing.
+        # An attempt broke off: its output counts for nothing.
         task.reach(400)
         assert not task.left
         assert not task.rate

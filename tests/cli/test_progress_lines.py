@@ -1,5 +1,5 @@
-"""What a person sees of a build that is not on a terminal: a line for each step
-that took time, none for noise.
+"""Test the output of a build that is not on a terminal: a line for each step that took time, none
+for noise.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`.github/workflows/release.yml`: what it runs is there and takes these words.
+"""Test `.github/workflows/release.yml`: the programs that it runs are there and take these words.
 
 GitHub has not run it.
 """
@@ -111,7 +111,7 @@ def test_what_moved_is_proposed_and_main_stays(root: Path, cloned: Path) -> None
 
 
 def test_what_the_jobs_pushed_becomes_the_page(workflow: Any) -> None:
-    """The last job reads what the others left.
+    """The last job reads the files that the others left.
 
     tests/reports/test_released.py runs its first line.
     """
@@ -178,8 +178,8 @@ def test_each_job_needs_what_it_uses(workflow: Any) -> None:
     release = workflow["jobs"]["release"]
     assert release["needs"] in workflow["jobs"]
     assert workflow["permissions"] == {"contents": "read"}
-    # Only what a job writes: pull requests with the moved day and with digests; images, and a
-    # signature with the job's identity.
+    # Only the permissions that a job needs to write: pull requests with the moved day and with
+    # digests; images, and a signature with the job's identity.
     proposes = {"contents": "write", "pull-requests": "write"}
     assert workflow["jobs"]["targets"]["permissions"] == proposes
     assert workflow["jobs"]["page"]["permissions"] == proposes

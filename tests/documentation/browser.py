@@ -48,12 +48,12 @@ class Browser:
         self.command("url", url=address)
 
     def run(self, script: str) -> Any:
-        """Return what a script returns."""
+        """Run a script in the page and return its result."""
         return self.command("execute/sync", script=script, args=[])
 
     def until(self, condition: str) -> None:
-        """Wait until an expression of the page is true: what follows a key or a
-        click may come with the next frame.
+        """Wait until an expression of the page is true: the effect of a key or a click may come
+        with the next frame.
         """
         script = (
             f"const done = arguments[0]; (function look() {{ ({condition}) ? done() :"

@@ -1,5 +1,5 @@
-"""What `make check` compares follows from the rows: a change of words leaves it as it is, a record
-changes the page of all images.
+"""Test that the files which `make check` compares follow from the rows: a change of words leaves
+them as they are, a record changes the page of all images.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 
 FOLDERS = ("docs", "images", "launcher", "smdistributed", "src", "templates", "tools")
 WRITTEN = ("README.md", "tests/coverage.toml", *FOLDERS)
-"""What `tools/generate.py` reads, runs and writes."""
+"""Files that `tools/generate.py` reads, runs and writes."""
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def copied(root: Path, tmp_path: Path) -> Path:
 
 
 def generate(copied: Path, *words: str) -> tuple[int, str]:
-    """Run `tools/generate.py`; return its exit status, and what it said."""
+    """Run `tools/generate.py`; return its exit status and its output."""
     command = [sys.executable, str(copied / "tools" / "generate.py"), *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     return done.returncode, done.stdout + done.stderr

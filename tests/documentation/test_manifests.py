@@ -70,7 +70,7 @@ def strict(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def schema_of(kind: str) -> dict[str, Any]:
-    """The schema of a kind; a Job is what a JobSet has inside."""
+    """The schema of a kind; a Job is the inner part of a JobSet."""
     if kind != "Job":
         closed_schema = strict(SCHEMAS["kinds"][kind]["schema"])
     else:

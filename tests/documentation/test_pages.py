@@ -1,4 +1,4 @@
-"""The pages: command lines and examples do what the page says, and the
+"""Test the pages: command lines and examples have the effects that the page promises, and the
 launcher's page lists every setting.
 """
 

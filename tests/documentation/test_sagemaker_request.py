@@ -31,7 +31,7 @@ def request_of_the_page(root: Path) -> dict[str, Any]:
 
 
 def problems_of(request: dict[str, Any]) -> str:
-    """Return what AWS's own model of CreateTrainingJob finds wrong."""
+    """Return the problems that AWS's own model of CreateTrainingJob finds."""
     model = Session().get_service_model("sagemaker").operation_model("CreateTrainingJob")
     report: str = ParamValidator().validate(request, model.input_shape).generate_report()
     return report

@@ -47,7 +47,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def site_folder(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the folder with the site, `html`, and what Sphinx read, `doctrees`."""
+    """Return the folder with the site, `html`, and with the pages that Sphinx read, `doctrees`."""
     folder = tmp_path_factory.mktemp("site")
     options = (
         "-W",

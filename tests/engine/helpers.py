@@ -1,4 +1,4 @@
-"""What the engine tests share: a tiny root file system, and recorded logs."""
+"""Share a tiny root file system and recorded logs among the engine tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which engine is taken, and what is said when none is there.
+"""Test which engine is taken, and the message when none is there.
 
 Each case is a process of its own, with its own PATH.
 """

@@ -1,4 +1,4 @@
-"""The error a user reads, from what real engines and tools printed."""
+"""Test the error that a user reads, from the output of real engines and tools."""
 
 from __future__ import annotations
 

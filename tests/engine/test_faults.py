@@ -1,5 +1,5 @@
-"""What an engine fails at is tried again, and is then the engine's failure: no
-command's, no step's, no image's.
+"""Test failures of an engine: a step is tried again, and is then the engine's failure, not a
+command's, a step's or an image's.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What builders that were killed left: known by its owner, ended by the next
-builder, and nothing else is touched.
+"""Test the leftovers of builders that were killed: known by their owner, ended by the next builder,
+and nothing else is touched.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""How a command in a container ended is in what it printed.
+"""Test that the output of a command in a container tells how the command ended.
 
-What an engine lost or added is seen.
+A text that an engine lost or added is seen.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A dockerd that never ran before, as on a fresh machine: what the tests ask
-Docker has its answer there too.
+"""Test a dockerd that never ran before, as on a fresh machine: the questions of the tests to Docker
+have their answers there too.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def instructions(dockerfile: str) -> Iterator[tuple[str, str, str]]:
 
 
 def kind_of(word: str, options: str, rest: str) -> str:
-    """Return what two instructions have in common that differ in names and commands only."""
+    """Return the common part of two instructions that differ in names and commands only."""
     if word == "RUN":
         return "RUN " + re.sub(r"(id|source|target|from)=[^,\s]+", r"\1", options)
     if word == "COPY":

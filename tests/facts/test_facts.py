@@ -71,7 +71,9 @@ def test_targets_and_locks_are_the_same_set(facts: Facts) -> None:
 
 
 def test_every_optional_component_says_what_an_image_without_it_costs(facts: Facts) -> None:
-    """But those of which a vendor's other parts are made: what they are needed for says it."""
+    """Check every optional component but those of which a vendor's other parts are made: these
+    parts name it.
+    """
     silent = {row.name for row in facts.components if not row.required and not row.without}
     assert silent == {
         "cpython",
@@ -104,8 +106,8 @@ def test_rows_and_locks_have_the_same_versions(facts: Facts) -> None:
                 and package.build is (name == "builder" or component.build_only)
             }
             if find_artifact_rows(component, context_of(row, facts), facts):
-                # What is downloaded by itself has a build of its own; the lock
-                # has what the same version requires.
+                # A file that is downloaded by itself has a build of its own; the lock has the
+                # requirements of the same version.
                 version = version.partition("+")[0]
             assert version in locked, f"{facts.name_of(row)}: {name} {version}, locked {locked}"
             compared += 1
@@ -131,7 +133,9 @@ def test_every_target_has_its_framework_in_the_version_that_it_is_named_after(fa
 
 
 def test_every_cuda_target_has_one_cudnn(facts: Facts) -> None:
-    """From its base image, or as a wheel: its own component's, or what the framework requires."""
+    """Find one cuDNN: from the base image, or as a wheel of its own component or of the framework's
+    requirements.
+    """
     for row in facts.targets:
         if facts.cuda_by_name[row.cuda].version and "cudnn" not in context_of(row, facts).versions:
             names = [package.name for package in facts.locks[facts.name_of(row)].packages]

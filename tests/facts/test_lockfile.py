@@ -1,5 +1,5 @@
-"""The format of locks: what is written is what is read, and the committed files
-are as they would be written.
+"""Test the format of locks: a written lock is read back as it was, and the committed files are as
+they would be written.
 """
 
 from __future__ import annotations

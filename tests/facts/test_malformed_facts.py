@@ -168,8 +168,8 @@ DAMAGES: tuple[tuple[str, str, str], ...] = (
     ("images/tensorflow.toml", 'summary = "', 'summary = 3  # "'),
     ("images/families.toml", 'source = "', f'increment_gib = {"[" * 300}{"]" * 300}\nsource = "'),
 )
-"""A file, what stands there (nothing where a text is added), and what a person
-writes instead: one problem each.
+"""A file, the text in it (nothing where a text is added), and the text that a person writes
+instead: one problem each.
 """
 
 REACH_A_DOCKERFILE = (
@@ -208,8 +208,8 @@ REACH_A_DOCKERFILE = (
     ("lock/pytorch-2.4.1-cu121-py311-debian12", 'file = "', "../../../../etc/cron.d/"),
     ("lock/pytorch-2.4.1-cu121-py311-debian12", 'file = "', "/etc/"),
 )
-"""A file of ``images``, what stands there, and what is put behind it: words for
-a Dockerfile, which must be refused.
+"""A file of ``images``, the text in it, and the text that is put behind: words for a Dockerfile,
+which must be refused.
 """
 
 FRONT_MATTERS = (
@@ -226,7 +226,7 @@ FRONT_MATTERS = (
 
 
 def instead(make: Callable[[Path], object]) -> Callable[[Path], object]:
-    """Return what puts something else into a file's place."""
+    """Return a function that puts something else into a file's place."""
 
     def replace(path: Path) -> None:
         path.unlink()
@@ -284,7 +284,7 @@ SPOILED: tuple[tuple[str, str, Callable[[Path], object]], ...] = (
     ),
     ("templates/components/metis.j2", "missing", Path.unlink),
 )
-"""A file, what it is instead, and how it becomes that: one problem each."""
+"""A file, the thing in its place, and the function that puts it there: one problem each."""
 
 
 def problems_of(checkout: Path) -> tuple[str, ...]:

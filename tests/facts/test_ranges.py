@@ -1,4 +1,4 @@
-"""Ranges: what is in one, properties of their order, and what is no range."""
+"""Test ranges: their members, properties of their order, and texts that are not ranges."""
 
 from __future__ import annotations
 

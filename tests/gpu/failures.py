@@ -1,4 +1,4 @@
-"""smp: a rank that fails or dies ends the whole pipeline, whatever waits in NCCL for it."""
+"""Test smp: a rank that fails or dies ends the whole pipeline, also ranks that wait in NCCL."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def management() -> dict[str, Any]:
-    """Return what nvidia-smi says of each GPU, after a comparison with CUDA's own answers."""
+    """Return nvidia-smi's figures of each GPU, after a comparison with CUDA's own answers."""
     import torch
 
     from trainworks_launcher.checks import gpus

@@ -24,7 +24,7 @@ def launch(
 ) -> tuple[int, str, float]:
     """Run a program under the launcher.
 
-    Return its status, what it and the launcher wrote, and the seconds.
+    Return its status, its output with the launcher's, and the seconds.
 
     Args:
         folder: Where files may be made.
@@ -75,7 +75,7 @@ def launch(
 
 
 def check(variables: Mapping[str, str] | None = None) -> tuple[int, str]:
-    """Run `train check`; return its status and what it wrote."""
+    """Run `train check`; return its status and its output."""
     result = subprocess.run(
         [sys.executable, str(ROOT / "launcher" / "trainworks_launcher" / "__main__.py"), "check"],
         env={**os.environ, **(variables or {})},

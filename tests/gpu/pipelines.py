@@ -30,7 +30,7 @@ LIMITS = {"float64": 1e-10, "float32": 5e-4}
 
 TENSOR = {"tensor_parallel_degree": 2, "ddp": True, "prescaled_batch": True}
 HALVES = {"fp16": 2e-2, "bf16": 1e-1}
-"""What losses of half precision may differ from those of one process that trains so, too."""
+"""Largest difference of half precision's losses from those of one process that trains so, too."""
 
 
 def run(options: dict[str, Any]) -> dict[str, Any]:
@@ -78,8 +78,8 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def step_times(device: str, schedule: str) -> str:
-    """Return how long a step takes, and one of torch's Schedule1F1B in the same
-    run, and what carried both.
+    """Return the times of a step and of one of torch's Schedule1F1B in the same run, and the
+    transports of both.
 
     Ranks that share a GPU take turns on it: this says nothing of two GPUs.
     """

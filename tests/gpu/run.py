@@ -35,7 +35,7 @@ TESTED = ("launcher", "smdistributed", "tests/gpu", "benchmarks/pipeline.py")
 PASSED, FAILED, NOT_TESTED = "PASSED", "FAILED", "NOT TESTED"
 NOTHING_STATUS = 3
 IMAGE = Path("/opt/trainworks/image.json")
-"""What the image is that this runs in, if it is one of ours."""
+"""Record of the image that this runs in, if it is one of ours."""
 
 LAST_LINES = 30
 LOOK_SECONDS = 120.0
@@ -226,7 +226,7 @@ def main(words: Sequence[str] | None = None) -> int:
             print(f"{part.name:<16} {part.bound:>4g} s  {part.title}")
         return 0
     with contextlib.suppress(OSError, AttributeError):
-        # Elsewhere than on Linux what escapes its group stays.
+        # Elsewhere than on Linux a process that escapes its group stays.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     options = {
         "device": command_options.device,
@@ -292,7 +292,7 @@ def _environment() -> dict[str, str]:
 def _end(child: subprocess.Popen[bytes]) -> None:
     """End a part with all that it started.
 
-    What left its process group has become a child of this process.
+    A process that left its process group has become a child of this process.
     """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)

@@ -1,5 +1,5 @@
-"""What the parts of this suite share: how a part is a program, and how it
-starts several ranks on one GPU.
+"""Share two things among the parts of this suite: how a part is a program, and how it starts
+several ranks on one GPU.
 
 NCCL refuses two ranks on one GPU only where both report the same host. Each rank gets a host
 identity of its own, so NCCL sends between them through the network code.
@@ -37,7 +37,7 @@ ONE_GPU = {
 
 
 class NotTestedError(Exception):
-    """A part cannot run here; the text says what is absent."""
+    """A part cannot run on this machine; the text names the missing thing."""
 
 
 class RanksError(Exception):
@@ -46,7 +46,7 @@ class RanksError(Exception):
     Attributes:
         statuses: Exit statuses by rank. Those that had not ended after some
             seconds more were killed.
-        output: What each rank wrote.
+        output: The output of each rank.
     """
 
     def __init__(self, text: str, statuses: list[int], output: list[str]) -> None:
@@ -85,7 +85,7 @@ def ranks(
     variables: Mapping[str, str] | None = None,
     **arguments: Any,
 ) -> list[Any]:
-    """Run a function of a part as the ranks of a job on one GPU, and return what each returned.
+    """Run a function of a part as the ranks of a job on one GPU, and return the value of each rank.
 
     Args:
         part: The part's `__file__`.
@@ -228,7 +228,7 @@ def _archive(options: Mapping[str, Any]) -> None:
 
 
 _NEEDS = {"torch": _torch, "cuda": _cuda, "nccl": _nccl, "archive": _archive}
-"""What a part may need, and what says that it is absent."""
+"""Needs of parts, and the check that says that one is absent."""
 
 
 def cause_of(output: str) -> str:

@@ -1,5 +1,5 @@
-"""apt's settings: archives of both file formats, and what an apt of another
-suite is told about them.
+"""Test apt's settings: archives of both file formats, and the settings that an apt of another suite
+gets.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ SUITES = ("tiny", "tiny-updates")
 def in_release(suite: str, day: datetime, packages: str, *, more: str = "") -> str:
     """Return the file of a suite.
 
-    ``packages`` stands for what it has, ``more`` for what no image installs.
+    ``packages`` stands for the packages in it, ``more`` for those that no image installs.
     """
     lines = {
         "main/binary-amd64/Packages": packages,

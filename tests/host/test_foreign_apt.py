@@ -1,4 +1,4 @@
-"""What is taken of an image for an apt outside of it, and what is not."""
+"""Test which settings of an image an apt outside of it takes, and which not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pip's settings, beside what pip itself makes of the same files and variables.
+"""Test pip's settings, beside those that pip itself reads from the same files and variables.
 
 And uv told the same.
 """

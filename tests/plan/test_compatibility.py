@@ -24,7 +24,7 @@ from trainworks.render.dockerfile import render
 
 @dataclass(frozen=True)
 class Case:
-    """The smallest plan that breaks a rule, and what to change in it to keep the rule."""
+    """The smallest plan that breaks a rule, and the change that keeps the rule."""
 
     rule: str
     broken: Properties

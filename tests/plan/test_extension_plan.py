@@ -260,7 +260,7 @@ def test_entry_points_that_are_refused(program: str, reason: str) -> None:
 def test_the_launcher_understands_each_entry_point_as_the_builder_does(
     project: bool, tmp_path: Path
 ) -> None:
-    """The two never import each other: this is what holds them together."""
+    """Compare the two sides, which never import each other: only this test holds them together."""
     files = {**FILES, **({"setup.py": False} if project else {})}
     for name, executable in files.items():
         path = tmp_path / "code" / name

@@ -1,4 +1,4 @@
-"""What an extension's wheels are compiled with and who is warned."""
+"""Test the compiler of an extension's wheels, and the warnings."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_another_makers_image_and_another_component_are_refused(facts: Facts) ->
         workbench_of(("git",), {}, BASE, row_named(CU132, facts), facts)
 
 
-# --- what is missing ------------------------------------------------------------------------------
+# --- missing compilers ----------------------------------------------------------------------------
 def test_what_needs_the_compiler_is_named_where_it_is_missing(facts: Facts) -> None:
     missing = missing_compilers(BARE, BASE, facts)
     assert missing["compiled_by"]["deepspeed"] == "nvcc"

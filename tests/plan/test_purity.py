@@ -65,8 +65,8 @@ print(
 
 @pytest.fixture(scope="module")
 def watched(root: Path) -> dict[str, Any]:
-    """Give what the hook saw while every target was planned and rendered twice,
-    and then while a file was opened.
+    """Return the events that the hook saw while every target was planned and rendered twice, and
+    then while a file was opened.
     """
     argv = [sys.executable, "-c", CHILD, str(root)]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=300)

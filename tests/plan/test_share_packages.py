@@ -45,7 +45,7 @@ def names_of(shares: dict[str, tuple[LockedPackage, ...]]) -> dict[str, list[str
 def reachable(
     components: Sequence[Component], lock: Sequence[LockedPackage], *, build: bool = False
 ) -> set[str]:
-    """Return what must be installed, found the slow and plain way: repeat until
+    """Return the packages that must be installed, found the slow and plain way: repeat until
     nothing new comes.
     """
     packages = {package.name: package for package in lock if package.build is build}
@@ -236,9 +236,10 @@ def test_cuda_libraries_are_in_no_layer_of_a_framework(facts: Facts) -> None:
 
 
 def test_the_libraries_of_other_builds_are_known_by_name(facts: Facts) -> None:
-    """What ``pip freeze`` of a CUDA build lists, and an image without CUDA must not get.
+    """List the packages that ``pip freeze`` shows of a CUDA build, and that an image without CUDA
+    must not get.
 
-    Never what the image has.
+    Never a package of the image.
     """
     plans = {
         name: make_plan(

@@ -12,7 +12,7 @@ from trainworks.imagetest.probe import packages
 
 @pytest.fixture(scope="session")
 def packages_answer(tmp_path_factory: pytest.TempPathFactory) -> packages.PackagesAnswer:
-    """Give what the image says of itself."""
+    """Return the image's answer about its own packages."""
     return ask(make_tree(tmp_path_factory.mktemp("image")))
 
 
@@ -24,5 +24,5 @@ def proven(facts: Facts, packages_answer: packages.PackagesAnswer) -> Proven:
 
 @pytest.fixture(scope="session")
 def bill(proven: Proven) -> BillOfMaterials:
-    """Give what the bills of materials are made of."""
+    """Return the inputs of the bills of materials."""
     return proven.bill

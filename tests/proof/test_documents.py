@@ -1,5 +1,5 @@
-"""Bills of materials and provenance: golden files, and what the standards' own
-readers say of them.
+"""Test bills of materials and provenance: golden files, and the answers of the standards' own
+readers.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def test_provenance_is_a_predicate_of_slsa(proven: Proven) -> None:
     assert inputs["checkout"] == {"gitCommit": "7" * 40}
     assert inputs["base image"] == {"sha256": "5" * 64}
     assert inputs["open-mpi 4.1.7"] == {"sha256": "3" * 64}
-    # What only served the build is no part of the image, and yet an input.
+    # A package that only served the build is no part of the image, and yet an input.
     assert inputs["gdrcopy 2.4"] == {"gitCommit": "4" * 40}
     assert "pkg:generic/gdrcopy@2.4" not in {
         component.purl.partition("?")[0] for component in proven.bill.components
@@ -173,7 +173,7 @@ def test_packages_of_rpm() -> None:
         ("Expat", "MIT"),
         ("MIT License", "MIT"),
         ("Apache-2.0 WITH LLVM-exception", "Apache-2.0 WITH LLVM-exception"),
-        # Nobody knows which one is meant, so nobody is told one.
+        # The name has two meanings, so no package is named.
         ("BSD", ""),
         ("public-domain", ""),
         ("GPL-3+ with Bison exception", ""),

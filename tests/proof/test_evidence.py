@@ -1,5 +1,5 @@
-"""Records of test runs: what `tools/evidence.py` writes, what a statement of
-one says, and which are refused.
+"""Test records of test runs: the output of `tools/evidence.py`, the statement of one, and the
+refused ones.
 """
 
 from __future__ import annotations
@@ -224,8 +224,8 @@ def test_a_statement_is_found_by_the_name_of_its_gpu(
 def test_each_part_of_the_minimum_has_to_be_tested(
     lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As in a record of `run.py --only launcher`: what passed is true, and
-    shows next to nothing.
+    """Read a record of `run.py --only launcher`: the passed tests are true, and show next to
+    nothing.
     """
     record = gpu_record()
     record["parts"] = [part for part in record["parts"] if part["name"] in ("launcher", "plugin")]
@@ -270,7 +270,7 @@ def test_the_minimum_is_what_the_page_of_the_suite_says() -> None:
 
 
 def at(*path: str | int, value: Any) -> Callable[[dict[str, Any]], None]:
-    """Return what sets a value inside a predicate."""
+    """Return a function that sets a value inside a predicate."""
 
     def change(predicate: dict[str, Any]) -> None:
         place: Any = predicate
@@ -282,8 +282,8 @@ def at(*path: str | int, value: Any) -> Callable[[dict[str, Any]], None]:
 
 
 def written_again(*path: str | int, value: Any) -> Callable[[dict[str, Any]], None]:
-    """Return what sets a value inside the record, with the digest that follows:
-    another run, not an edit.
+    """Return a function that sets a value inside the record, with the digest that follows: another
+    run, not an edit.
     """
 
     def change(predicate: dict[str, Any]) -> None:

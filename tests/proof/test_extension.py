@@ -1,5 +1,5 @@
-"""The proof of an extended image: what came with its base stays the base's, and
-what was added is the image's own.
+"""Test the proof of an extended image: the packages of its base stay the base's, and the added ones
+are the image's own.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def extended(packages_answer: packages.PackagesAnswer, base: tuple[ListedCompone
 
 @pytest.fixture(scope="module")
 def answer(tmp_path_factory: pytest.TempPathFactory) -> packages.PackagesAnswer:
-    """Give what the extended image says of itself."""
+    """Return the extended image's answer about itself."""
     return ask(make_tree(tmp_path_factory.mktemp("extended"), ADDED))
 
 
@@ -153,7 +153,7 @@ def test_what_the_lock_allows_is_said(extension: Proven) -> None:
         if component.kind == "python"
     }
     assert components_by_name["greeting"].sha256 == "9" * 64
-    # pip chose one of two files, and nobody wrote down which.
+    # pip chose one of two files, and no record says which.
     assert components_by_name["six"].sha256 == ""
     assert dict(components_by_name["six"].properties)["one-of-sha256"] == f"{'0' * 64} {'1' * 64}"
     assert (

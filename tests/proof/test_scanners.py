@@ -1,4 +1,5 @@
-"""What scanners read from our bills of materials, field by field as their public sources read it.
+"""Test the fields that scanners read from our bills of materials, as their public sources read
+them.
 
 None of them can be installed from a package index, so none is run. The sources are named in
 `attestation/components.py`.

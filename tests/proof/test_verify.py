@@ -21,8 +21,8 @@ IMAGE = ADDRESS.rpartition(":")[2]
 
 
 def line(kind: str, predicate: Mapping[str, Any], image: str = IMAGE) -> str:
-    """Return what ``cosign verify-attestation`` 2.5 prints of a statement: its
-    envelope, in one line.
+    """Return the output of ``cosign verify-attestation`` 2.5 for a statement: its envelope, in one
+    line.
     """
     statement = {
         "_type": "https://in-toto.io/Statement/v0.1",
@@ -126,8 +126,8 @@ def test_a_policy_is_demanded(
 def test_one_of_several_proofs_that_holds_is_enough(
     lines: list[str], other: str, tmp_path: Path
 ) -> None:
-    """A corrected builder, a second party: what is attached cannot be removed
-    in many registries.
+    """Accept a corrected builder, a second party: an attachment cannot be removed in many
+    registries.
     """
     both = [other, *lines, line("https://tests.example/result", {}), line(PROVENANCE, {}, "b" * 64)]
     for builder in ("https://ci.example/builder", "https://other.example"):
@@ -138,7 +138,7 @@ def test_one_of_several_proofs_that_holds_is_enough(
 def test_documents_of_another_image_that_were_signed_for_this_one(
     lines: list[str], facts: Facts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A wrong variable in CI: cosign signs whatever it is given for whatever image it is told."""
+    """Sign with a wrong variable in CI: cosign signs any document for any image."""
 
     def said_of(*documents: str) -> str:
         assert check(tmp_path, list(documents)) == ProofError.exit_status

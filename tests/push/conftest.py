@@ -1,5 +1,5 @@
-"""What the tests of pushes share: a registry with TLS and a login, and this
-machine's own login there.
+"""Share a registry with TLS and a login, and this machine's own login there, among the tests of
+pushes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ QUICK = Patience(attempts=3, pause=0.01)
 
 @pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """Give a certificate authority that nobody else trusts.
+    """Return a certificate authority that only these tests trust.
 
     Its server may be a registry of ECR too.
     """
@@ -90,7 +90,7 @@ def logged_in(tmp_path: Path, request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def lines() -> list[str]:
-    """Give what ``registries`` report."""
+    """Return the lines that ``registries`` report."""
     return []
 
 

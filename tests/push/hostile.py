@@ -1,5 +1,5 @@
-"""A registry in memory that does what a test says: it fails, pages, slows down,
-sends elsewhere, or lies.
+"""A registry in memory with the behaviour of a test: it fails, pages, slows down, sends elsewhere,
+or lies.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def as_json(value: object) -> bytes:
 
 @dataclass
 class Hostile:
-    """A registry: what it has, what it was asked, and how it behaves.
+    """A registry: its content, the requests to it, and its behaviour.
 
     Attributes:
         login: Whether it wants the login of the tests.
@@ -105,7 +105,7 @@ class Hostile:
         return self.put_manifest(name, value)
 
     def referrers(self, name: str, digest: str) -> list[dict[str, Any]]:
-        """Return what refers to a digest."""
+        """Return the manifests that refer to a digest."""
         descriptors = {}
         for (where, _), (kind, content) in list(self.manifests.items()):
             value = json.loads(content)
@@ -132,7 +132,7 @@ class Request(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     default_request_version = "HTTP/1.1"
-    """Who begins with TLS gets an answer that says what this is, as from other servers."""
+    """A client that begins with TLS gets an answer that names HTTP, as from other servers."""
 
     server: Listener
 
@@ -167,8 +167,9 @@ class Request(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         parts = urlsplit(self.path)
         mine.seen.append((self.command, self.path, self.headers.get("Authorization", "")))
-        # What a fault leaves unread of the body is in the way of the next request: its answer says
-        # that this is the connection's last, or a client's next request may meet the end of it.
+        # The bytes that a fault leaves unread of the body are in the way of the next request: its
+        # answer says that this is the connection's last, or a client's next request may meet the
+        # end of it.
         closes_after, self.close_connection = self.close_connection, True
         if mine.fault(self):
             return
@@ -198,7 +199,7 @@ class Request(BaseHTTPRequestHandler):
             accepted = [
                 media_type.strip() for media_type in (self.headers.get("Accept") or "").split(",")
             ]
-            # As Debian's registry: what a client does not accept by name it is not told of.
+            # As Debian's registry: a media type that a client does not accept by name is not sent.
             if entry is None or entry[0] not in accepted:
                 self.answer(
                     404,

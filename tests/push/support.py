@@ -78,7 +78,7 @@ class RegistryServer:
 
     @property
     def log(self) -> str:
-        """What it wrote: each request with its status."""
+        """Return the registry's own log: each request with its status."""
         return (self.folder / "log").read_text(encoding="utf-8")
 
     def start(self, *, read_only: bool = False) -> None:
@@ -138,7 +138,7 @@ def registry_server(folder: Path, authority: Authority) -> Iterator[RegistryServ
 
 
 def docker_configuration(folder: Path, logins: dict[str, tuple[str, str]]) -> Path:
-    """Write what ``docker login`` would have written; return its folder."""
+    """Write the file that ``docker login`` would have written; return its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     auths = {
         host: {"auth": base64.b64encode(f"{user}:{password}".encode()).decode()}

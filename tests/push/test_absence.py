@@ -64,7 +64,7 @@ SPOILED: dict[str, Callable[[Request], bool]] = {
     "a redirect in a circle": lambda request: request.answer(307, Location=request.path),
     "nothing": lambda request: not request.connection.close(),
 }
-"""What answers to the question for a tag instead of the registry."""
+"""Wrong answers to the question for a tag, as of a proxy, a portal or a broken registry."""
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_another_host_cannot_say_that_it_is_absent(
 def test_a_tag_that_never_moves_does_not_move(
     name: str, hostile: Hostile, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A proxy spoils what is read of the target until something is sent."""
+    """Spoil the target's answers by a proxy until something is sent."""
     hostile.put_image("released", b"one", tag="v1")
     hostile.put_image("team/image", b"two", tag="v1")
     before = dict(hostile.manifests)
@@ -234,7 +234,7 @@ def test_a_token_service_that_gives_none_is_an_error(
 def test_a_login_stays_with_its_registry(
     authority: Authority, registries: Registries, tmp_path: Path
 ) -> None:
-    """What a registry keeps elsewhere is read without it, and never without TLS."""
+    """Read from the registry's other addresses without the login, and never without TLS."""
     with (
         hostile_registry(authority) as mine,
         hostile_registry(authority) as store,

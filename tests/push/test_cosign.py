@@ -1,4 +1,4 @@
-"""A proof that cosign signs, attaches and verifies, and the policy over what it says."""
+"""Test a proof that cosign signs, attaches and verifies, and the policy over cosign's answer."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def api() -> Iterator[str]:
 
 @pytest.fixture
 def tunnel(server: RegistryServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tunnel]:
-    """Lead what is asked of ECR's host to our registry."""
+    """Lead the requests for ECR's host to our registry."""
     mine = Tunnel(server.port)
     for name in ("HTTPS_PROXY", "https_proxy"):
         monkeypatch.setenv(name, mine.address)
@@ -98,8 +98,7 @@ def test_a_repository_is_made_on_demand_and_aws_gives_the_login(
     assert repository["imageTagMutabilityExclusionFilters"] == [
         {"filterType": "WILDCARD", "filter": "*.*-20*"}
     ]
-    # A rule for images without a tag would remove what is attached to images:
-    # attachments have none.
+    # A rule for images without a tag would remove the attachments of images: they have none.
     with pytest.raises(client.exceptions.LifecyclePolicyNotFoundException):
         client.get_lifecycle_policy(repositoryName="released/image")
     # A repository that is there stays as it is.

@@ -1,4 +1,4 @@
-"""Names of images and tags of pushes: what is derived, what is refused."""
+"""Test names of images and tags of pushes: those that are derived, and those that are refused."""
 
 from __future__ import annotations
 

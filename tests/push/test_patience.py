@@ -1,5 +1,5 @@
-"""How long a registry is waited for, what is not repeated, and what of a
-program's words is shown.
+"""Test the wait for a registry, the requests that are not repeated, and the part of a program's
+words that is shown.
 """
 
 from __future__ import annotations
@@ -109,9 +109,7 @@ def test_the_line_that_says_what_failed_is_shown_and_not_the_end_of_a_stack() ->
 
 @pytest.fixture
 def failing(tmp_path: Path) -> Path:
-    """A program that says what would mean a refusal, and a damaged image, if
-    its words were read.
-    """
+    """A program whose words would mean a refusal, and a damaged image, if they were read."""
     program = tmp_path / "skopeo"
     words = "error: unexpected HTTP status: 403 Forbidden: file integrity checksum failed"
     program.write_text(

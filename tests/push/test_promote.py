@@ -96,8 +96,8 @@ def test_a_copy_to_another_registry(hostile: Hostile) -> None:
 def test_a_tag_of_the_source_does_not_move(
     hostile: Hostile, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A tag that was pushed as one that never moves is one in the copy, too,
-    whatever it looks like.
+    """Keep in the copy a tag that was pushed as one that never moves, although its name looks
+    different.
     """
     first = hostile.put_image("one", b"one", tag="release1")
     second = hostile.put_image("two", b"two", tag="release1")

@@ -1,6 +1,6 @@
 """Pushes by each engine to registries that die, fail and send elsewhere.
 
-Proofs of what was pushed.
+Proofs of pushed images.
 """
 
 from __future__ import annotations
@@ -262,7 +262,9 @@ def test_a_name_of_the_user_s_own_store_stays(
 def test_a_push_prints_the_address_and_the_name_it_was_sent_under_goes_where_it_can(
     name: str, image: str, hostile: Hostile, capsys: pytest.CaptureFixture[str], *, deletes: bool
 ) -> None:
-    """No request of the engine is for the fixed tag, and stdout is what `image=$(...)` wants."""
+    """Send no request of the engine for the fixed tag; stdout is the text that `image=$(...)`
+    wants.
+    """
     hostile.deletes = deletes
     repository = f"{hostile.host}/team/image"
     assert main(["push", image, "--repository", repository, "--tag", "v1", "--engine", name]) == 0
@@ -335,7 +337,7 @@ def test_two_pushes_at_once_under_one_fixed_tag(
 def test_tags_of_a_day_with_two_contents(
     name: str, server: RegistryServer, registries: Registries, tmp_path: Path
 ) -> None:
-    """What never moves is refused or gets a name of its own; what moves does.
+    """A tag that never moves is refused or gets a name of its own; a tag that moves does.
 
     Two repositories cost one upload.
     """

@@ -1,5 +1,5 @@
-"""Facts in which one component of one target has another version: what a person
-changes, and what a new lock says.
+"""Facts in which one component of one target has another version: a person's change, and the answer
+of a new lock.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ older than the next one.
 
 
 def bumped(facts: Facts, row: TargetRow, component: str) -> Facts:
-    """Return facts in which one component of one target has another version, in
-    its row and in what is downloaded.
+    """Return facts in which one component of one target has another version, in its row and in its
+    downloads.
     """
     name = facts.name_of(row)
     lock = facts.locks[name]

@@ -1,5 +1,5 @@
-"""Which recorded builds count: those of today's recipes, wherever and on
-whatever machine the facts were read.
+"""Test which recorded builds count: those of today's recipes, also from facts that another machine
+read elsewhere.
 """
 
 from __future__ import annotations

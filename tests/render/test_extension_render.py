@@ -143,7 +143,7 @@ def test_golden_questions(
 def test_what_is_copied_or_mounted_is_there_and_nothing_else(rendering: Rendering) -> None:
     used = set(re.findall(r"type=bind,source=([^\s,]+)", rendering.dockerfile))
     used |= set(re.findall(r"^COPY ([^-\s]\S+) ", rendering.dockerfile, re.MULTILINE))
-    # What is installed first has a Dockerfile of its own.
+    # The packages that are installed first have a Dockerfile of their own.
     paths = [
         file.path for file in rendering.files if not file.path.startswith(("files/", "packages/"))
     ]

@@ -1,4 +1,4 @@
-"""What decides the bytes of the parts of an image."""
+"""Test the inputs that decide the bytes of the parts of an image."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ UNFIT: dict[str, tuple[str, str]] = {
         stage() + "{% block imag %}COPY x y{% endblock %}",
     ),
 }
-"""What is wrong: a component, and a recipe in the place of its own."""
+"""A component, and a wrong recipe in the place of its own."""
 
 
 def test_golden_problems_of_recipes(facts: Facts, golden: Callable[[str, str], None]) -> None:

@@ -141,7 +141,7 @@ NOT_PORTABLE = {
     ),
     "network or security modes": re.compile(r"--(network|security)="),
 }
-"""What an engine lacks, or has only since a later Dockerfile syntax than 1.2."""
+"""Things that an engine lacks, or has only since a later Dockerfile syntax than 1.2."""
 
 
 def test_only_instructions_that_every_engine_knows(renderings: Mapping[str, Rendering]) -> None:
@@ -239,8 +239,8 @@ def test_stages_copy_only_from_earlier_ones_and_none_is_for_nothing(
 def test_a_part_is_built_again_when_a_part_that_it_copies_from_changes(
     plans: Mapping[str, ImagePlan], renderings: Mapping[str, Rendering]
 ) -> None:
-    """What a stage copies from is what its row says (``builds_with``): the
-    plan's account of a bump is the engine's.
+    """Compare the sources of a stage's copies with its row (``builds_with``): the plan's account of
+    a bump is the engine's.
     """
     for name, rendering in renderings.items():
         copied: dict[str, set[str]] = {}
@@ -312,7 +312,7 @@ def test_no_layer_of_wheels_is_larger_than_the_largest_wheel(
             ]
             stages = [stage for stage in owned if not stage.endswith("-archives")]
             contents = {file.path: file.content.decode() for file in rendering.files}
-            # What is built of source archives is in the layer of the wheels beside them.
+            # Wheels that are built of source archives are in the layer of the wheels beside them.
             lists = {
                 stage: (f"requirements/{stage}.txt", f"requirements/{stage}-archives.txt")
                 for stage in stages
@@ -330,8 +330,7 @@ def test_no_layer_of_wheels_is_larger_than_the_largest_wheel(
                 max((sum(map(sizes.__getitem__, layer)) for layer in layers), default=0) <= largest
             ), f"{name} {step.component}"
             divided |= {step.component} if len(layers) > 1 else set()
-        # Docker takes at most 127, those of the base image and of what people
-        # build on top with them.
+        # Docker takes at most 127, those of the base image and of a user's own steps on top.
         image = rendering.dockerfile.rpartition("\nFROM ")[2]
         assert len(re.findall(r"^(COPY|RUN|ADD) ", image, re.MULTILINE)) < 80, name
     assert divided == {"cuda", "mxnet", "sagemaker-training", "tensorflow", "torch"}
@@ -340,8 +339,8 @@ def test_no_layer_of_wheels_is_larger_than_the_largest_wheel(
 def test_a_second_target_sends_little_but_its_own_wheels(
     plans: Mapping[str, ImagePlan], renderings: Mapping[str, Rendering], facts: Facts
 ) -> None:
-    """Whoever pushes or pulls a target after another one with the same Python:
-    its layers beside the wheels it adds.
+    """Push or pull a target after another one with the same Python: it sends its layers beside the
+    wheels that it adds.
     """
     layers: dict[str, set[frozenset[str]]] = {}
     sizes = {
@@ -489,9 +488,9 @@ def test_a_bump_of_a_component_changes_its_stage_and_its_requirements_only(
         plan = make_plan(request_for(row, spoiled), spoiled)
         before, after = renderings[name], render(plan, spoiled)
         old, new = sections(before.dockerfile), sections(after.dockerfile)
-        # The comment above a stage has the version; nothing else of the Dockerfile may have it.
-        # What the image's environment tells of a version is in its last instructions, and in what
-        # login shells read.
+        # The comment above a stage has the version; nothing else of the Dockerfile may have it. The
+        # variables of the image that tell a version are in its last instructions, and in the file
+        # that login shells read.
         variables = {"PYTORCH_VERSION": "torch"}.items() & {
             (key, component) for key in plan.environment
         }

@@ -32,9 +32,9 @@ MAY = {
 AFTERWARDS = frozenset(
     {"/opt/builder/bin/trim-python-packages", "rm", "mv", "cp", "mkdir", "find", "touch"}
 )
-"""What may follow in a step with logins: our own, and the distribution's.
+"""Programs that may follow in a step with logins: our own, and the distribution's.
 
-None of them runs what was downloaded.
+None of them runs a downloaded file.
 """
 
 AFTER_APT = AFTERWARDS | {"ldconfig", "/usr/bin/python3", "chmod"}
@@ -69,7 +69,7 @@ def commands(step: str) -> list[list[str]]:
 
 
 def program(words: list[str]) -> str:
-    """Return the program of a command, without what the shell itself does before it."""
+    """Return the program of a command, without the words of the shell itself before it."""
     words = list(words)
     while words and words[0] in ("do", "then"):
         words.pop(0)
@@ -77,7 +77,7 @@ def program(words: list[str]) -> str:
 
 
 def faults(dockerfile: str) -> Iterator[str]:
-    """Yield what is wrong with a Dockerfile, in words."""
+    """Yield the faults of a Dockerfile, in words."""
     stage, spoiled = "", ""
     for instruction in instructions(dockerfile):
         if instruction.startswith("FROM "):

@@ -134,7 +134,7 @@ def test_contents_are_files_packages_and_distributions_with_owners(tmp_path: Pat
 
 
 def test_a_debian_package_belongs_to_the_component_that_asks_for_it(facts: Facts) -> None:
-    """What others only need is the system's, as is what nothing but the system asks for."""
+    """Count a package that only other packages or the system need as the system's."""
     plan = plan_of_target(CPU, facts)
     assert plan is not None
     compiler = next(step for step in plan.steps if step.component == "compiler")

@@ -1,4 +1,6 @@
-"""What `build.py outdated` says of apt's answer; `tests/image/test_outdated.py` asks a real one."""
+"""Test the report of `build.py outdated` on apt's answer; `tests/image/test_outdated.py` asks a
+real one.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +129,7 @@ def test_an_image_without_python_has_no_distributions() -> None:
     assert installed_distributions(tree_of_files("/usr/bin/sh", venv=""), IMAGE) == ("", {})
 
 
-# --- what else an image lacks ---------------------------------------------------------------------
+# --- other gaps of an image -----------------------------------------------------------------------
 
 
 def locked(name: str, version: str, *, build: bool = False) -> LockedPackage:
@@ -191,8 +193,8 @@ def server() -> Iterator[Server]:
 
 
 class Service:
-    """A service with OSV's interface on loopback: what is published, and the
-    pages of one distribution.
+    """A service with OSV's interface on loopback: the published advisories, and the pages of one
+    distribution.
     """
 
     def __init__(self, server: Server) -> None:

@@ -89,7 +89,7 @@ IMAGE = replace(IMAGE, labels={LAYERS_LABEL: layers_of(IMAGE)})
 
 
 def lines(*layers: bytes) -> list[str]:
-    """Return what is told of an image of these layers, which was built with two."""
+    """Return the lines about an image of these layers, which was built with two."""
     image = replace(IMAGE, layers=tuple(map(digest_of, layers)))
     intact, outcome = compare_layers(image, cast("Engine", Archive(content=saved(*layers))))
     assert intact.passed
@@ -101,7 +101,7 @@ def lines(*layers: bytes) -> list[str]:
 
 
 def on_top(members: Members) -> list[str]:
-    """Return what is told of the image that was built and a layer on top of it."""
+    """Return the lines about the built image with a layer on top of it."""
     return lines(BASE, SYSTEM, packed(members))
 
 

@@ -1,4 +1,4 @@
-"""What `tools/release` writes down of a target: where its image is, and what changed."""
+"""Test the record of `tools/release` about a target: the place of its image, and the changes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Local mode of the SageMaker Python SDK: a real client in its own environment,
 real containers, no network for either.
 
-The client runs in an empty network namespace, so that whatever it looks up outside fails; Docker is
-a socket in the file system. The job's containers are on the network that the client makes for them.
+The client runs in an empty network namespace, so that every look-up outside fails; Docker is a
+socket in the file system. The job's containers are on the network that the client makes for them.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ PIP_CHANNEL = "pip"
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """What came of a job.
+    """The result of a job.
 
     Attributes:
         error: The client's exception, as ``Type: text``, empty if it raised none.
-        output: What the client and the containers printed.
+        output: Output of the client and the containers.
         model: Files of the model archive that the client handed back, name to content.
         outputs: Files of the archive of the hosts' output directories,
             likewise; there on failure too.
@@ -54,7 +54,7 @@ class Ended:
     outputs: Mapping[str, str] = field(default_factory=dict)
 
     def world(self) -> list[dict[str, Any]]:
-        """Return what each process of the job told rank 0, in the order of ranks."""
+        """Return the report of each process to rank 0, in the order of ranks."""
         assert self.error == "", self.output[-6000:]
         processes: list[dict[str, Any]] = json.loads(self.model["model.json"])
         return processes
@@ -230,8 +230,7 @@ def pip_settings(folder: Path) -> tuple[Path, dict[str, str]]:
     """Return a folder that carries this machine's pip settings into a job, and
     the variables that make pip read it.
 
-    Jobs on a machine behind a mirror or an intercepting proxy need both; that
-    is what docs/jobs.md says to do.
+    Jobs on a machine behind a mirror or an intercepting proxy need both, as docs/jobs.md says.
     """
     settings = read_host_settings(os.environ)
     folder.mkdir()

@@ -73,7 +73,7 @@ def test_code_through_s3(image: str, tmp_path: Path, store: str) -> None:
     )
     assert result.error == "", result.output[-6000:]
     assert result.output.count(f"fetching s3://{BUCKET}/") == 2
-    # Compose stops the other host when one has ended, whatever that one has yet to print.
+    # Compose stops the other host when one has ended, even before the last lines of that one.
     assert "job succeeded on every host" in result.output
 
 

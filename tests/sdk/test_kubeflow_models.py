@@ -1,5 +1,5 @@
-"""The manifests of docs/platforms/kubeflow.md are what the models of Kubeflow's SDK read and write:
-no field is refused, and none is dropped.
+"""Test that the models of Kubeflow's SDK read and write the manifests of
+docs/platforms/kubeflow.md: no field is refused, and none is dropped.
 """
 
 from __future__ import annotations

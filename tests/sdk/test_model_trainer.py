@@ -108,7 +108,9 @@ def test_its_driver_is_ended_at_once_where_it_would_wait_for_a_key_that_no_image
 
 @pytest.fixture
 def image_with_keys(image: str) -> Iterator[str]:
-    """Give an image that a user derived with what the SDK's driver needs: one key for everybody."""
+    """Return an image that a user derived with the files that the SDK's driver needs: one key for
+    all hosts.
+    """
     import docker
 
     client = docker.from_env()

@@ -60,5 +60,5 @@ def test_the_examples_of_the_page_on_jobs(
             check=False,
         )
     assert done.returncode == 0, done.stdout[-6000:]
-    # Compose stops the other host when one has ended, whatever that one has yet to print.
+    # Compose stops the other host when one has ended, even before the last lines of that one.
     assert "job succeeded on every host" in done.stdout

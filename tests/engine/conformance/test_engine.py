@@ -1,4 +1,4 @@
-"""What every engine must do, done for real."""
+"""Test the duties of every engine, for real."""
 
 from __future__ import annotations
 
@@ -570,7 +570,7 @@ def leftovers(engine: Engine) -> set[str]:
     """
     information = engine.probe()
     if engine.name == "docker":
-        # Not by `ancestor`: of what BuildKit built Docker knows none.
+        # Not by `ancestor`: Docker knows no ancestor of an image that BuildKit built.
         argv = (information.program, "ps", "--all", "--format", "{{.Names}} {{.Image}}")
         lines = [
             line.split()
@@ -636,7 +636,7 @@ def test_cold_builds_are_byte_identical_where_the_engine_can(
 def test_a_build_without_a_network_sees_nothing_of_this_machine(
     engine: Engine, tmp_path: Path, tag: str
 ) -> None:
-    """What runs code of others: buildah's usual isolation shows it services on
+    """Build a step that runs code of others: buildah's usual isolation shows it services on
     loopback, and processes.
     """
     with socket.create_server(("127.0.0.1", 0)) as server:
