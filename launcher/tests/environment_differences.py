@@ -93,7 +93,9 @@ class Exported:
 
     def set(self, name: str, value: Json, property_name: str = "") -> None:
         """Set SM_NAME, and the property in SM_TRAINING_ENV if there is one of that name."""
-        shown = "" if value is None else value if isinstance(value, str) else compact(value)
+        shown = value if isinstance(value, str) else compact(value)
+        if value is None:
+            shown = ""
         self.variables[f"SM_{name.upper()}"] = shown
         if (property_name or name) in self.properties:
             self.properties[property_name or name] = value
@@ -181,12 +183,14 @@ def _log_level(case: Case, exported: Exported) -> None:
         else case.variables.get("SAGEMAKER_CONTAINER_LOG_LEVEL") or 20
     )
     levels = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40}
-    exported.set("log_level", levels.get(value) or int(value) if isinstance(value, str) else value)
+    level_number = levels.get(value) or int(value) if isinstance(value, str) else value
+    exported.set("log_level", level_number)
 
 
 def _interface(case: Case, exported: Exported) -> None:
     interface = (case.config or {}).get("network_interface_name", "eth0")
-    exported.set("network_interface_name", interface if interface in ("eth0", "lo") else "eth0")
+    name_set = interface if interface in ("eth0", "lo") else "eth0"
+    exported.set("network_interface_name", name_set)
 
 
 def _group(case: Case, exported: Exported) -> None:

@@ -125,11 +125,12 @@ def environment(
             "current_instance_type": instance_type,
             "network_interface_name": interface,
         }
+    hosts_config = config if resource_config is None else resource_config
     value = Environment(
         base_directory="/opt/ml",
         variables=MappingProxyType(dict(variables or {"PATH": "/usr/bin:/bin"})),
         hyperparameters=decode_values({"sagemaker_program": "train.py", **(hyperparameters or {})}),
-        hosts=read_hosts(config if resource_config is None else resource_config),
+        hosts=read_hosts(hosts_config),
         input_data_config=MappingProxyType({}),
         manifest=_for_its_devices(manifest(open_mpi), instance_type),
         devices=devices,

@@ -68,15 +68,14 @@ def ask(cases: Sequence[Case], python: str = sys.executable) -> tuple[Answer, ..
         return None
     own = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     root = Path(__file__).resolve().parents[2] / "launcher"
+    questions = []
+    for case in cases:
+        groups = [vars(group) for group in case.groups]
+        questions.append({**case._asdict(), "groups": groups})
     try:
         done = subprocess.run(
             (python, "-c", _START, str(root), str(Path(__file__).parent)),
-            input=json.dumps(
-                [
-                    {**case._asdict(), "groups": [vars(group) for group in case.groups]}
-                    for case in cases
-                ]
-            ),
+            input=json.dumps(questions),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             cwd=root.anchor,  # -c looks for modules there first: not among a user's files
@@ -111,6 +110,7 @@ def _sent(case: Mapping[str, Any], session: Any) -> dict[str, Any]:
     cluster: dict[str, Any] = {"instance_groups": list(groups.values())}
     if not first["name"]:
         cluster = {"instance_type": first["instance_type"], "instance_count": first["count"]}
+    model_options = {"model_dir": False} if framework == "tensorflow" else {}
     real_estimator = estimator(
         entry_point=case["entry_point"],
         role="arn:aws:iam::000000000000:role/none",
@@ -120,7 +120,7 @@ def _sent(case: Mapping[str, Any], session: Any) -> dict[str, Any]:
         distribution=distribution,
         sagemaker_session=session,
         **cluster,
-        **({"model_dir": False} if framework == "tensorflow" else {}),
+        **model_options,
     )
     return {name: json.loads(value) for name, value in real_estimator.hyperparameters().items()}
 

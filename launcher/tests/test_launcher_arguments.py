@@ -121,10 +121,10 @@ def test_the_table_of_styles_is_true() -> None:
         .read_text(encoding="utf-8")
         .partition("| style | true")[2]
     )
-    rows = [
-        [cell.strip(" `") for cell in line.split("|")[1:-1]]
-        for line in text.partition("\n\n")[0].splitlines()[2:]
-    ]
+    rows = []
+    for line in text.partition("\n\n")[0].splitlines()[2:]:
+        cells = line.split("|")[1:-1]
+        rows.append([cell.strip(" `") for cell in cells])
     assert [row[0] for row in rows] == list(STYLES)
     values: tuple[Json, ...] = (True, False, None, [1, "a b"], {"a": {"b": 1}})
     for style, *cells in rows:
@@ -206,7 +206,9 @@ def test_the_json_style_is_what_model_trainer_gives(tmp_path: Path) -> None:
     The order may differ.
     """
     users = many(st.dictionaries(NAMES, VALUES, max_size=4), 300)
-    raw: list[Json] = [{name: json.dumps(value) for name, value in user.items()} for user in users]
+    raw: list[Json] = []
+    for user in users:
+        raw.append({name: json.dumps(value) for name, value in user.items()})
     program = (
         "from sagemaker.train.container_drivers.common.utils"
         " import hyperparameters_to_cli_args as words\n"

@@ -446,7 +446,8 @@ def test_what_the_kernel_killed_is_the_cause_of_that_end_only(
     record: Record | None, code: int, *, of_memory: bool
 ) -> None:
     """A script may have survived the end of a helper, and die of something else much later."""
-    process_end = ProcessEnd(b"step 1\n", b"step 1\n", [record] if record else [], 7)
+    records = [record] if record else []
+    process_end = ProcessEnd(b"step 1\n", b"step 1\n", records, 7)
     text = failure_of(
         ProgramPlace("x.py", "a", "none"), code, process_end, OutsideEvidence(oom_kills=1)
     ).text

@@ -677,7 +677,8 @@ def echo(
     would not leave alone.
     """
     files = PROGRAMS[program]
-    archive = pack(base / "source.tar.gz", files, 0o644 if program.endswith(".sh") else 0o755)
+    mode = 0o644 if program.endswith(".sh") else 0o755
+    archive = pack(base / "source.tar.gz", files, mode)
     all_hyperparameters = {
         **NASTY,
         "sagemaker_program": program,

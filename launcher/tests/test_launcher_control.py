@@ -597,7 +597,8 @@ class Relay:
 
         New ones are forwarded.
         """
-        self.stalled.update(self.open if both else self.open[::2])
+        connections = self.open if both else self.open[::2]
+        self.stalled.update(connections)
 
     def heal(self) -> None:
         """Forward again, also the data from meanwhile."""

@@ -370,7 +370,8 @@ def test_ranks_of_torchrun_are_bound_to_the_cpus_near_their_gpu(
     torch: str, variable: str | None, host_devices: Devices, more: dict[str, Json], words: list[str]
 ) -> None:
     variables = {} if variable is None else {"TRAINWORKS_NUMA_BINDING": variable}
-    image = manifest()._replace(components={"torch": torch} if torch else {})
+    components = {"torch": torch} if torch else {}
+    image = manifest()._replace(components=components)
     node_plan = plan(
         environment({**TORCHRUN, **more}, devices=host_devices, variables=variables, manifest=image)
     )

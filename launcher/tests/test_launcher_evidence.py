@@ -56,12 +56,12 @@ def seen(
     """Evidence of a rank: ``b3`` is rank 3 on host b. ended: when its process
     did, default when the trouble began.
     """
-    outcome = Outcome(
-        SUCCEEDED if kind is Kind.LEFT else FAILED, status, place[0], cause, int(place[1:])
-    )
+    outcome_kind = SUCCEEDED if kind is Kind.LEFT else FAILED
+    outcome = Outcome(outcome_kind, status, place[0], cause, int(place[1:]))
     if kind is Kind.UNSEEN:
         outcome = outcome._replace(status=0, end=UNKNOWN_END)
-    return Suspect(kind, at, at if end_time is None else end_time, outcome)
+    evidence_end = at if end_time is None else end_time
+    return Suspect(kind, at, evidence_end, outcome)
 
 
 def recorded(at: float, place: str, status: int = 1, end_time: float | None = None) -> Suspect:
@@ -287,7 +287,8 @@ PEERS_OWN = "while handling ValueError: label 17"
 def test_a_record_is_what_is_known_of_a_process(
     record: Record | None, code: int | None, expected: Observation
 ) -> None:
-    process_end = ProcessEnd(b"", b"", [record] if record is not None else [], 7, 9.0)
+    records = [record] if record is not None else []
+    process_end = ProcessEnd(b"", b"", records, 7, 9.0)
     assert observe(process_end, code) == expected
     assert began_at(process_end, code) == (9.0 if record is None or record.of_sigterm else 2.0)
 
@@ -335,7 +336,8 @@ def test_what_a_program_of_cpp_aborts_for_is_what_its_runtime_prints(
 def test_a_record_of_the_end_outlives_a_signal(
     record: Record | None, code: int | None, status: int
 ) -> None:
-    process_end = ProcessEnd(b"", b"", [record] if record is not None else [], 7)
+    records = [record] if record is not None else []
+    process_end = ProcessEnd(b"", b"", records, 7)
     assert status_of(process_end, code) == status
 
 

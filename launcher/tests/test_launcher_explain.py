@@ -35,11 +35,8 @@ def test_every_word_and_every_variable_is_accounted_for(name: str) -> None:
     node_plan = SCENARIOS[name]()
     inherited = {"PATH": "/usr/bin:/bin", "SM_NUM_CPUS": node_plan.env["SM_NUM_CPUS"]}
     rows = explain(node_plan, inherited)
-    unexplained = [
-        row.name
-        for row in rows
-        if not row.why or row.origin not in [origin.word for origin in Origin]
-    ]
+    origins = [origin.word for origin in Origin]
+    unexplained = [row.name for row in rows if not row.why or row.origin not in origins]
     assert unexplained == [], "give the variable a Reason in its mode, or a row in explain.py"
     variables = {row.name: row.value for row in rows if row.kind == "variable"}
     assert variables == {

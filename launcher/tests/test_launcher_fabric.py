@@ -90,9 +90,9 @@ The other rows have to agree with themselves.
 
 def image(**changes: Json) -> Manifest:
     """A manifest with the real instance table."""
-    rows: dict[str, Json] = {
-        row["name"]: {name: row[name] for name in ("efa", "efa_rdma")} for row in ROWS
-    }
+    rows: dict[str, Json] = {}
+    for row in ROWS:
+        rows[row["name"]] = {"efa": row["efa"], "efa_rdma": row["efa_rdma"]}
     return parse_manifest(json.dumps({**manifest_document(instances=rows), **changes}), "made-up")
 
 
@@ -102,7 +102,9 @@ def test_every_instance_type(row: dict[str, Json]) -> None:
     that is set has a reason.
     """
     name = str(row["name"])
-    expected = (RDMA if row["efa_rdma"] else PLAIN) if row["efa"] else {}
+    expected = {}
+    if row["efa"]:
+        expected = RDMA if row["efa_rdma"] else PLAIN
     assert expected == KNOWN.get(name, expected)
     devices = ("rdmap16s27", "rdmap32s27") if row["efa"] else ()
     seen = choose_fabric(image(), Devices(efa=devices), name, 2, {})
@@ -142,11 +144,11 @@ def test_the_images_versions_decide_the_variables() -> None:
 
 def test_an_image_that_says_nothing_gets_what_every_version_takes() -> None:
     """The launcher's own list is that of the rows for an image without known versions."""
-    rules = [
-        rule
-        for rule in RULES
-        if all("absent" in allowed for allowed in rule.get("when", {}).values())
-    ]
+    rules = []
+    for rule in RULES:
+        conditions = rule.get("when", {}).values()
+        if all("absent" in allowed for allowed in conditions):
+            rules.append(rule)
     expected = {rule["name"]: rule["value"] for rule in rules}
     assert {variable.name: variable.value for variable in GENERIC_FABRIC} == expected
 
@@ -243,11 +245,10 @@ def test_the_flags_that_the_guide_recommends_reach_every_rank_once(
         "sagemaker_mpi_custom_mpi_options": recommended,
         "mp_parameters": {"pipeline_parallel_degree": 2, "ddp": True},
     }
-    rows: dict[str, Json] = {
-        row["name"]: {name: row[name] for name in ("gpus", "efa", "efa_rdma")}
-        for row in ROWS
-        if row["name"] == kind
-    }
+    rows: dict[str, Json] = {}
+    for row in ROWS:
+        if row["name"] == kind:
+            rows[kind] = {name: row[name] for name in ("gpus", "efa", "efa_rdma")}
     image = parse_manifest(json.dumps(manifest_document(instances=rows)), "made-up")
     devices = Devices(gpus=8, cpus=8, interfaces=("eth0", "lo"), efa=("rdmap16s27",))
     hosts = ("algo-1", "algo-2")

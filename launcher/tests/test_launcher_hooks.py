@@ -42,7 +42,8 @@ until.append(time.monotonic() + SECONDS)
 def test_a_python_of_the_job_ends_when_gloos_threads_are_idle(
     tmp_path: Path, variables: dict[str, str], *, waits: bool
 ) -> None:
-    write_inputs(tmp_path, BUSY.replace("SECONDS", "0.5" if waits else "1e9"), {}, {})
+    seconds = "0.5" if waits else "1e9"
+    write_inputs(tmp_path, BUSY.replace("SECONDS", seconds), {}, {})
     with Launcher(tmp_path, variables=variables) as launcher:
         assert launcher.wait() == 0, launcher.text
     assert ("the last line\nthe thread is idle" in launcher.text) is waits, launcher.text

@@ -110,10 +110,8 @@ for number in range(500):
             if number == 250:
                 expected += [b"x" * 400_000 + str(rank).encode(), b""]
             else:
-                expected.append(
-                    f"größe {number} 火車 rank {rank} ".encode() * 2
-                    + (b"\r" if number % 7 == 0 else b"")
-                )
+                carriage_return = b"\r" if number % 7 == 0 else b""
+                expected.append(f"größe {number} 火車 rank {rank} ".encode() * 2 + carriage_return)
         assert lines_by_rank[rank] == expected, rank
 
 

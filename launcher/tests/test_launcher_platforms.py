@@ -436,7 +436,10 @@ def test_the_table_of_platforms_has_their_order_and_their_pages() -> None:
         .partition("| platform |")[2]
         .partition("\n\n")[0]
     )
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    rows = []
+    for line in table.splitlines()[2:]:
+        cells = line.split("|")[1:-1]
+        rows.append([cell.strip() for cell in cells])
     listed = [row[0].strip("`") for row in rows]
     assert listed == list(platforms.PLATFORMS), "in the order in which they count"
     for row in rows:

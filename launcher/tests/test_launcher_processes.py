@@ -167,7 +167,8 @@ def test_a_reader_that_went_before_the_first_line_does_not_change_the_status(
     )
     os.close(writer)
     assert done.returncode == status
-    assert (tmp_path / "output" / ("failure" if status else "success")).exists()
+    outcome_name = "failure" if status else "success"
+    assert (tmp_path / "output" / outcome_name).exists()
 
 
 @pytest.mark.parametrize(
@@ -190,7 +191,8 @@ def test_standard_streams_may_be_closed(
         (*command, main), env=env, stdout=subprocess.PIPE, timeout=TIME_OUT, check=False
     )
     assert done.returncode == status
-    assert (tmp_path / "output" / ("failure" if status else "success")).exists()
+    outcome_name = "failure" if status else "success"
+    assert (tmp_path / "output" / outcome_name).exists()
     refused = subprocess.run(
         (*command, main, "--plam"), env=env, stdout=subprocess.PIPE, timeout=TIME_OUT, check=False
     )

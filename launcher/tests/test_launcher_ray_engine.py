@@ -235,7 +235,10 @@ def test_what_dies_ends_both_hosts_with_its_cause(
         )
         end_time = max(host.ended for host in left)
         moments = [line.split()[-1] for line in leader.text.splitlines() if "dies " in line]
-        died = float(moments[0]) if moments else died if victim == "a host" else end_time
+        if moments:
+            died = float(moments[0])
+        elif victim != "a host":
+            died = end_time
         print(f"{victim}: both hosts ended {end_time - died:.1f} s later")
         assert_within(DEATH_SECONDS, died, end_time, leader.text)
     assert len({host.failure for host in left}) == 1

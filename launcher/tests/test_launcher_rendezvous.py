@@ -135,13 +135,11 @@ ELSEWHERE = {
 
 
 def described(variables: Mapping[str, str]) -> Description:
-    hostname = (
-        "pi-worker-1"
-        if "PET_RDZV_ENDPOINT" in variables
-        else "j-worker-0"
-        if "VC_MASTER_HOSTS" in variables
-        else ""
-    )
+    hostname = ""
+    if "PET_RDZV_ENDPOINT" in variables:
+        hostname = "pi-worker-1"
+    elif "VC_MASTER_HOSTS" in variables:
+        hostname = "j-worker-0"
     read = HOSTFILE if "OMPI_MCA_orte_default_hostfile" in variables else ""
     sources = Sources(
         variables,

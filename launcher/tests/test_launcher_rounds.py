@@ -43,7 +43,8 @@ def test_a_round_that_leaves_nothing_got_no_step_further() -> None:
 def test_a_file_that_is_written_is_a_step_further(tmp_path: Path, where: str) -> None:
     file = tmp_path / "deep" / "file"
     file.parent.mkdir()
-    lives = Lives(**{where: str(file if where == "heartbeat" else tmp_path)})
+    place = file if where == "heartbeat" else tmp_path
+    lives = Lives(**{where: str(place)})
     lives.further()
     assert not lives.further()
     file.write_text("1", encoding="ascii")

@@ -314,10 +314,10 @@ def test_a_scheduler_without_addresses_is_refused_with_one_way_out(name: str) ->
     assert words in "\n".join(map(str, problems))
     assert len(problems) == 1
     for index in ("0", "1"):  # on each of the hosts
-        moved = {
-            key: index if key.endswith(("INDEX", "PROCNO")) else value
-            for key, value in variables.items()
-        }
+        moved = dict(variables)
+        for key in variables:
+            if key.endswith(("INDEX", "PROCNO")):
+                moved[key] = index
         assert described(moved).problems
 
 

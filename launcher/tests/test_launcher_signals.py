@@ -65,7 +65,8 @@ def saves(numbers: Sequence[int], handler_after: str = "") -> str:
 
 
 def send(launcher: Launcher, number: int, prefix: Sequence[str] = ()) -> None:
-    os.kill(launcher.process_one() if prefix else launcher.process.pid, number)
+    process_id = launcher.process_one() if prefix else launcher.process.pid
+    os.kill(process_id, number)
 
 
 # --- passed on, no stop ---------------------------------------------------------------------------

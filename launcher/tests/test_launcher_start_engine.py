@@ -175,7 +175,8 @@ def test_who_has_not_come_is_named_again_where_the_job_is_stopped(
         ("algo-2", "not joined after "),
     ):
         with job(network, tmp_path, hosts=[host]) as (alone,):
-            alone.read_until("waiting for 1 other host" if host == "algo-1" else "joining algo-1")
+            awaited_line = "waiting for 1 other host" if host == "algo-1" else "joining algo-1"
+            alone.read_until(awaited_line)
             alone.signal_process_one(signal.SIGTERM)
             assert alone.wait() == 143, alone.text
         assert words in alone.text

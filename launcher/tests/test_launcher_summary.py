@@ -85,7 +85,8 @@ def test_the_use_of_the_gpus_that_the_job_may_use(tmp_path: Path, visible: str, 
     fifo = tmp_path / "asked"
     if visible:
         os.mkfifo(fifo)
-    write_inputs(tmp_path, f"open({str(fifo)!r}).read()" if visible else "", {}, {})
+    program_text = f"open({str(fifo)!r}).read()" if visible else ""
+    write_inputs(tmp_path, program_text, {}, {})
     host_variables = gpu_host(tmp_path, CUDA_VISIBLE_DEVICES=visible, NVML_USE=str(fifo))
     with Launcher(tmp_path, variables=host_variables) as launcher:
         assert launcher.wait() == 0, launcher.text
@@ -164,6 +165,7 @@ def test_off_a_refusal_and_a_plan_print_nothing(
     tmp_path: Path, words: tuple[str, ...], script: str, variables: dict[str, str]
 ) -> None:
     write_inputs(tmp_path, script, {}, {})
-    with Launcher(tmp_path, *(("train", *words) if words else ()), variables=variables) as launcher:
+    command = ("train", *words) if words else ()
+    with Launcher(tmp_path, *command, variables=variables) as launcher:
         launcher.wait()
     assert "summary: " not in launcher.text
