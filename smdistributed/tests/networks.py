@@ -381,7 +381,8 @@ def places(model: nn.Module, degree: int) -> dict[str, int] | None:
     out: dict[str, int] = {}
     for name, _ in model.named_modules():
         parent = name.rpartition(".")[0]
-        index = own_places.get(name, out[parent] if name else 0)
+        default_place = out[parent] if name else 0
+        index = own_places.get(name, default_place)
         out[name] = degree - 1 if index else 0
     return out
 

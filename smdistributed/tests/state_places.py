@@ -475,13 +475,15 @@ class Program:
                 lines += [f"{indent}gain = 0.1 * {read}"]
             return "\n".join(lines) or f"{indent}pass"
 
+        hook = (
+            "\n        self.body.register_forward_hook(self.note)" if self.writer == "hook" else ""
+        )
+        scope = "\n        global NUMBER" if self.place == "global number" else ""
         return TEXT.format(
             prelude=place.prelude.replace("SIZE", str(self.size)),
             made=place.made.replace("SIZE", str(self.size)),
-            scope="\n        global NUMBER" if self.place == "global number" else "",
-            hook="\n        self.body.register_forward_hook(self.note)"
-            if self.writer == "hook"
-            else "",
+            scope=scope,
+            hook=hook,
             body=at("body"),
             noted=at("hook"),
             before=at("root before"),

@@ -73,9 +73,11 @@ def _cases(config: dict[str, Any], cuts: list[int]) -> dict[str, Any]:
         torch.manual_seed(1)
         # The order in which microbatches arrive at a partition, and so their random numbers,
         # differs from step to step.
+        call_name = case.removeprefix("call ") if case.startswith("call ") else None
+        rate = 0.5 if smp.pp_size() == 1 else 0.0
         module = Model(
-            0.5 if smp.pp_size() == 1 else 0.0,
-            case.removeprefix("call ") if case.startswith("call ") else None,
+            rate,
+            call_name,
         )
         for layer, part in zip([*module.chain, *module.layers], cuts, strict=True):
             smp.set_partition(layer, part)

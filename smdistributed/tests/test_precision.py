@@ -176,11 +176,11 @@ def test_half_precision_equals_one_process_with_masters(name: str, scale: float)
     assert ranks[0]["losses"] == ranks[1]["losses"]
     for one in ranks:
         # A scale that is a power of two changes no digit, but for fp16 gradients too small for it.
-        assert one["norms"] == pytest.approx(norms, rel=1e-6 if scale == 1.0 else 1e-2)
+        tolerance = 1e-6 if scale == 1.0 else 1e-2
+        assert one["norms"] == pytest.approx(norms, rel=tolerance)
         for index, master in enumerate(masters):
-            assert torch.allclose(
-                one["masters"][index], master, atol=1e-6 if scale == 1.0 else 1e-4
-            )
+            tolerance = 1e-6 if scale == 1.0 else 1e-4
+            assert torch.allclose(one["masters"][index], master, atol=tolerance)
 
 
 def _small_updates() -> list[float]:

@@ -351,7 +351,8 @@ def returns_more_when(flag: bool) -> list[Any]:
             return self.head(self.start(value))  # type: ignore[no-any-return]
 
     torch.manual_seed(0)
-    model = smp.DistributedModel(Plain() if flag else Net())
+    network = Plain() if flag else Net()
+    model = smp.DistributedModel(network)
 
     @smp.step
     def train(model: Any, value: torch.Tensor, change: bool, everywhere: bool) -> Any:
@@ -401,7 +402,8 @@ def same_order_on_replicas() -> Any:
         def forward(self, value: torch.Tensor) -> torch.Tensor:
             ran.append((self.name, int(value.detach()[0, 0].round())))
             # Replicas differ in speed, and would differ in order.
-            for _ in range(2000 if smp.rank() > 1 else 1):
+            rounds = 2000 if smp.rank() > 1 else 1
+            for _ in range(rounds):
                 value = value + 0
             result: torch.Tensor = value + 0 * self.linear(value)
             return result

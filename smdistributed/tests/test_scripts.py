@@ -69,7 +69,8 @@ def run(
         else []
     )
     command = [*started, str(script), *arguments]
-    ends = run_program(1 if torchrun else ranks, command, variables=variables, folder=folder)
+    count = 1 if torchrun else ranks
+    ends = run_program(count, command, variables=variables, folder=folder)
     assert not any(rank.status for rank in ends), _story(ends)
     return [
         float(number)

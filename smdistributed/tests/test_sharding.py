@@ -174,7 +174,8 @@ def error_of(out: torch.Tensor) -> torch.Tensor:
 def _against_fully_shard(name: str) -> list[bool]:
     import smdistributed.modelparallel.torch as smp
 
-    smp.init(config(2, microbatches=2, **({name: True} if name else {})))
+    options = {name: True} if name else {}
+    smp.init(config(2, microbatches=2, **options))
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(name)
@@ -435,9 +436,8 @@ def _start(settings: dict[str, Any]) -> tuple[Any, Any, Callable[[int], None]]:
     import smdistributed.modelparallel.torch as smp
 
     smp.init(settings)
-    model = smp.DistributedModel(
-        Special().to(torch.float32 if smp.state.cfg.bf16 else torch.float64)
-    )
+    dtype = torch.float32 if smp.state.cfg.bf16 else torch.float64
+    model = smp.DistributedModel(Special().to(dtype))
     optimizer: Any = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.05))
 
     forward = train_step(lambda model, x, y: functional.nll_loss(model(x), y))

@@ -189,11 +189,10 @@ def test_drawn_programs_equal_one_process_or_are_refused(count: int, tmp_path: P
     programs = [drawn(chance) for _ in range(count)]
     results = run_all(tmp_path, programs)
     assert not results.silent, "\n".join(f"{program}: {worst}" for program, worst in results.silent)
-    unclear = [
-        (program, text)
-        for program, text in results.refused
-        if not any(remedy in text for remedy in REMEDIES)
-    ]
+    unclear = []
+    for program, text in results.refused:
+        if not any(remedy in text for remedy in REMEDIES):
+            unclear.append((program, text))
     assert not unclear, "\n".join(f"{program}: {text}" for program, text in unclear)
     followed = [
         program

@@ -705,7 +705,8 @@ def test_models_of_hugging_face_answer_the_names_of_the_distributed_transformer(
         model = model_class(model_class.config_class(vocab_size=16, **sizes))
     before = [name for name, _ in model.named_modules()], list(model.state_dict())
     smp.nn.huggingface.answer(model)
-    assert not hasattr(model.get_submodule(where) if where == "decoder" else model, "seq_layers")
+    module = model.get_submodule(where) if where == "decoder" else model
+    assert not hasattr(module, "seq_layers")
     smp.set_tensor_parallelism(model)
     smp.nn.huggingface.answer(model)
     stack: Any = functools.reduce(getattr, where.split("."), model)

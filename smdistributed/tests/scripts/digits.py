@@ -75,7 +75,8 @@ def train_step(args, model, scaler, data, target):
     with autocast(args.amp > 0):
         output = model(data)
     loss = F.nll_loss(output.float(), target, reduction="mean")
-    model.backward(scaler.scale(loss) if args.amp else loss)
+    loss_to_scale = scaler.scale(loss) if args.amp else loss
+    model.backward(loss_to_scale)
     return output, loss
 
 

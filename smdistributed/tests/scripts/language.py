@@ -84,9 +84,8 @@ def groups(module):
     for child in module.modules():
         for name, parameter in child._parameters.items():
             if parameter is not None and id(parameter) not in seen:
-                (plain if name == "bias" or isinstance(child, LayerNorm) else decay)[
-                    "params"
-                ].append(parameter)
+                group = plain if name == "bias" or isinstance(child, LayerNorm) else decay
+                group["params"].append(parameter)
                 seen.add(id(parameter))
     return decay, plain
 
@@ -159,9 +158,8 @@ def main():
     optimizer = optim.AdamW(
         groups(model.get_module()), lr=0.01, betas=(0.9, 0.95), weight_decay=0.01
     )
-    smp.set_activation_checkpointing(
-        layers, **({"strategy": "each"} if isinstance(layers, nn.Sequential) else {})
-    )
+    options = {"strategy": "each"} if isinstance(layers, nn.Sequential) else {}
+    smp.set_activation_checkpointing(layers, **options)
     optimizer = smp.DistributedOptimizer(
         optimizer,
         static_loss_scale=None,

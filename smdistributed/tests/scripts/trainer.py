@@ -57,16 +57,15 @@ def main():
         eval_dataset=data[:16],
         optimizers=(optimizer, None),
     )
-    trainer.train(resume_from_checkpoint=True if args.resume else None)
+    checkpoint = True if args.resume else None
+    trainer.train(resume_from_checkpoint=checkpoint)
     evaluated = trainer.evaluate()["eval_loss"]
     if trainer.is_world_process_zero():
-        print(
-            "smp"
-            if is_sagemaker_mp_enabled()
-            else "smddp"
-            if is_sagemaker_dp_enabled()
-            else "plain"
-        )
+        if is_sagemaker_mp_enabled():
+            library = "smp"
+        else:
+            library = "smddp" if is_sagemaker_dp_enabled() else "plain"
+        print(library)
         print(
             arguments.parallel_mode,
             type(trainer.model_wrapped).__name__,
