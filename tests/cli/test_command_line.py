@@ -87,7 +87,10 @@ def test_list_for_people(root: Path, facts: Facts) -> None:
     rows = {line.split()[0]: line for line in lines[1:]}
     assert rows.keys() == {facts.name_of(row) for row in facts.targets}
     names = [name.split("-") for name in rows]
-    numbers = [(name[0], tuple(int(part) for part in name[1].split("."))) for name in names]
+    numbers = []
+    for name in names:
+        parts = name[1].split(".")
+        numbers.append((name[0], tuple(map(int, parts))))
     assert numbers == sorted(numbers), "2.10.0 comes after 2.7.1"
     for row in facts.targets:
         end = facts.end_of_patch(row)
@@ -250,14 +253,16 @@ def test_rendering_on_stdout_is_the_dockerfile(root: Path, call: Call) -> None:
 
 def contents(folder: Path) -> dict[str, tuple[int, int, bytes]]:
     """Return everything below a folder: permissions, time and bytes of each file, by its path."""
-    return {
-        path.relative_to(folder).as_posix(): (
-            path.stat().st_mode,
-            int(path.stat().st_mtime),
-            path.read_bytes() if path.is_file() else b"",
+    entries = {}
+    for path in sorted(folder.rglob("*")):
+        content = path.read_bytes() if path.is_file() else b""
+        status = path.stat()
+        entries[path.relative_to(folder).as_posix()] = (
+            status.st_mode,
+            int(status.st_mtime),
+            content,
         )
-        for path in sorted(folder.rglob("*"))
-    }
+    return entries
 
 
 def test_output_is_the_same_context_every_time_whatever_the_umask(

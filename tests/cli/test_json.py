@@ -89,7 +89,8 @@ def test_results_are_as_documented(
     assert status == 0
     kind, keys = DOCUMENTED[command]
     assert type(content).__name__ == {"list": "list", "object": "dict"}[kind]
-    assert set(content[0] if kind == "list" else content) == keys
+    value = content[0] if kind == "list" else content
+    assert set(value) == keys
 
 
 @pytest.mark.parametrize(("words", "status"), ERRORS, ids=[" ".join(words) for words, _ in ERRORS])
@@ -106,10 +107,10 @@ def test_errors_are_one_document(
 
 
 def test_every_command_is_walked_and_takes_the_option() -> None:
-    walked = {
-        words[0] if words[0] in COMMANDS else BUILD
-        for words in (*RESULTS.values(), *(error for error, _ in ERRORS))
-    }
+    failing = [words for words, _ in ERRORS]
+    walked = set()
+    for words in (*RESULTS.values(), *failing):
+        walked.add(words[0] if words[0] in COMMANDS else BUILD)
     assert walked == set(COMMANDS)
     for name in COMMANDS:
         assert any(

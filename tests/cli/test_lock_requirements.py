@@ -67,9 +67,8 @@ def test_extras_and_the_build_without_cuda_are_asked_for(facts: Facts) -> None:
 def test_a_lock_beyond_its_targets_limits_does_not_fit(facts: Facts) -> None:
     row = next(row for row in facts.targets if row.limits == ("numpy<1.24",))
     stricter = replace(row, limits=("numpy<1.20",))
-    changed = replace(
-        facts, targets=tuple(stricter if target == row else target for target in facts.targets)
-    )
+    targets = [stricter if target == row else target for target in facts.targets]
+    changed = replace(facts, targets=tuple(targets))
     assert check_locks([row], facts)[0] == []
     (problem,) = check_locks([stricter], changed)[0]
     assert problem.endswith("has numpy 1.23.5, the target's limit is numpy<1.20")

@@ -198,11 +198,11 @@ def test_the_page_on_timing_has_a_row_for_each_constant_in_seconds(root: Path) -
         for name, value in seconds_in(file).items()
     }
     page = (root / "docs/timing.md").read_text(encoding="utf-8")
-    rows = [
-        [cell.strip() for cell in line.split("|")[1:-1]]
-        for line in page.splitlines()
-        if line.startswith("| `")
-    ]
+    rows = []
+    for line in page.splitlines():
+        if line.startswith("| `"):
+            cells = line.split("|")[1:-1]
+            rows.append([cell.strip() for cell in cells])
     documented = {row[0]: row[1] for row in rows}
     assert len(documented) == len(rows)
     assert documented.keys() == defined.keys(), (

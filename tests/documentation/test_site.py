@@ -109,7 +109,8 @@ def test_the_first_answers_of_the_search_are_pages_for_users(
     )
     addresses = [address.removeprefix(site) for address in window.run(script)]
     assert len(addresses) == 3
-    assert [page for page in addresses if any(part in page for part in NOT_FOR_USERS)] == []
+    for page in addresses:
+        assert not any(part in page for part in NOT_FOR_USERS), page
 
 
 def test_kubernetes_is_a_title(site: str, window: Browser) -> None:

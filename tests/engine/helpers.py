@@ -94,7 +94,8 @@ def request(
     # As in the builder's own contexts: newer versions of buildah have the times
     # of mounted files in their cache's keys.
     for entry in folder.rglob("*"):
-        os.utime(entry, ns=(content_time(entry.read_bytes() if entry.is_file() else b""),) * 2)
+        entry_bytes = entry.read_bytes() if entry.is_file() else b""
+        os.utime(entry, ns=(content_time(entry_bytes),) * 2)
     return BuildRequest(
         name=name,
         context=folder,

@@ -30,9 +30,10 @@ def explained(name: str, components: Mapping[str, str]) -> TrainworksError:
     log = LOGS / name
     lines = tuple(line for line in log.read_text().splitlines() if line.strip())[-20:]
     steps = log_of(events_of(log, components, finish=False))
+    engine = "buildah" if name.startswith("buildah") else "docker"
     failure = Failure(
         target="cpu",
-        engine="buildah" if name.startswith("buildah") else "docker",
+        engine=engine,
         status=1,
         daemon=not name.startswith("buildah"),
         step=steps.broken_off(lines[-1]),

@@ -47,7 +47,9 @@ def contents(layers: Iterator[Layer]) -> list[list[tuple[str, str, bytes]]]:
         for member in layer.archive:
             if member.name == ".":  # the root itself, which some archives have
                 continue
-            kind = "folder" if member.isdir() else "link" if member.issym() else "file"
+            kind = "link" if member.issym() else "file"
+            if member.isdir():
+                kind = "folder"
             content = b""
             file = layer.archive.extractfile(member) if member.isreg() else None
             if file is not None:

@@ -139,7 +139,8 @@ def twin(renderings: dict[str, Rendering], *more: str) -> tuple[str, list[str]]:
                 if word == "COPY"
                 else re.findall(r"type=bind,source=([^,\s]+)", options)
             )
-        lines.append(f"RUN {options}true" if word == "RUN" else f"{word} {options}{rest}")
+        instruction = f"RUN {options}true" if word == "RUN" else f"{word} {options}{rest}"
+        lines.append(instruction)
     head = [
         f"FROM {BASE} AS {name}\nRUN mkdir -p {' '.join(sorted(paths))}"
         for name, paths in stages.items()

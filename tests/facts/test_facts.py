@@ -186,13 +186,11 @@ def test_schemas_know_every_key_of_every_file(facts: Facts, root: Path) -> None:
     for path in files:
         shared = path.name in {lockfile.ARTIFACTS, lockfile.BASE_IMAGES, lockfile.ARCHIVES}
         in_lock = f"lock-{path.stem}" if shared else "lock"
-        kind = (
-            in_lock
-            if path.parent.name == "lock"
-            else "framework"
-            if path.stem in frameworks
-            else path.stem
-        )
+        kind = path.stem
+        if path.parent.name == "lock":
+            kind = in_lock
+        elif path.stem in frameworks:
+            kind = "framework"
         schema = json.loads(
             (root / "images" / "schema" / f"{kind}.json").read_text(encoding="utf-8")
         )
@@ -250,9 +248,8 @@ def test_the_preflights_table_is_what_the_rows_say(facts: Facts, root: Path) -> 
 def test_versions_decide_what_hosts_with_efa_need(
     facts: Facts, versions: dict[str, str], expected: set[str]
 ) -> None:
-    chosen = {
-        row.name
-        for row in facts.fabric
-        if all(satisfies(versions.get(name), row.when[name], {}) for name in row.when)
-    }
+    chosen = set()
+    for row in facts.fabric:
+        if all(satisfies(versions.get(name), row.when[name], {}) for name in row.when):
+            chosen.add(row.name)
     assert chosen == expected

@@ -296,7 +296,8 @@ def problems_of(checkout: Path) -> tuple[str, ...]:
 def spoil(path: Path, old: str, new: str) -> None:
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     assert old in text, "the damage must hit something"
-    path.write_text(text.replace(old, new, 1) if old else text + new, encoding="utf-8")
+    changed = text.replace(old, new, 1) if old else text + new
+    path.write_text(changed, encoding="utf-8")
 
 
 def with_each(checkout: Path, file: str, change: Callable[[Path], object]) -> tuple[str, ...]:

@@ -29,7 +29,8 @@ def run(options: dict[str, Any]) -> dict[str, float]:
     )
     data = torch.randn(32, 64, device=options["device"])
     # On a CPU the graph is only traced: to compile it would need a C++ compiler and half a minute.
-    fast: Any = torch.compile(model, backend="inductor" if on_gpu else "aot_eager")
+    compiler = "inductor" if on_gpu else "aot_eager"
+    fast: Any = torch.compile(model, backend=compiler)
     gradients = []
     for module in (model, fast):
         model.zero_grad()

@@ -47,9 +47,8 @@ def train(device: str, kind: str, backend: str) -> float:
 
     plain, model = network().to(place), network().to(place)
     if kind == "ddp":
-        trained: Any = nn.parallel.DistributedDataParallel(
-            model, device_ids=[0] if device == "cuda" else None
-        )
+        device_ids = [0] if device == "cuda" else None
+        trained: Any = nn.parallel.DistributedDataParallel(model, device_ids=device_ids)
     else:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard

@@ -87,9 +87,8 @@ def step_times(device: str, schedule: str) -> str:
 
     import pipeline
 
-    seconds_of = pipeline.rank_steps(
-        schedule, rounds=3, device=device, rows=512 if device == "cuda" else 16
-    )
+    rows = 512 if device == "cuda" else 16
+    seconds_of = pipeline.rank_steps(schedule, rounds=3, device=device, rows=rows)
     carrier = "NCCL" if device == "cuda" else "gloo, on CPUs"
     ours, peer = (statistics.median(seconds_of[name]) for name in ("ours", "peer"))
     return f"step, {schedule}: {ours:.3f} s, Schedule1F1B {peer:.3f} s ({carrier})"
@@ -179,7 +178,8 @@ def trainer(device: str, config: dict[str, Any]) -> Any:
             return self.head(self.body(value))
 
     with smp.tensor_parallelism(enabled=smp.tp_size() > 1):
-        network = Network().to(torch.float32 if half else torch.float64)
+        dtype = torch.float32 if half else torch.float64
+        network = Network().to(dtype)
     model: Any = smp.DistributedModel(network)
     if recompute:
         smp.set_activation_checkpointing(model.module.body)
@@ -191,7 +191,8 @@ def trainer(device: str, config: dict[str, Any]) -> Any:
 
     @smp.step
     def step(model: Any, data: Any) -> Any:
-        loss = (model(data).float() if half else model(data)).sub(1).pow(2).mean()
+        output = model(data).float() if half else model(data)
+        loss = output.sub(1).pow(2).mean()
         model.backward(loss)
         return loss
 
@@ -199,7 +200,8 @@ def trainer(device: str, config: dict[str, Any]) -> Any:
         losses = []
         for number in steps:
             data = torch.randn(16, 16, generator=torch.Generator().manual_seed(number)).double()
-            data = data.to(place, torch.float32 if half else torch.float64)
+            dtype = torch.float32 if half else torch.float64
+            data = data.to(place, dtype)
             optimizer.zero_grad()
             loss = step(model, data).reduce_mean()
             optimizer.step()

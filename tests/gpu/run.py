@@ -265,7 +265,9 @@ def main(words: Sequence[str] | None = None) -> int:
         command_options.report.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     if not failed and not passed:
         print("nothing was tested")
-    return 1 if failed else 0 if passed else NOTHING_STATUS
+    if failed:
+        return 1
+    return 0 if passed else NOTHING_STATUS
 
 
 def _environment() -> dict[str, str]:
@@ -283,9 +285,10 @@ def _environment() -> dict[str, str]:
         )
     ]
     before = os.environ.get("PYTHONPATH")
+    path_before = [before] if before else []
     return {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([*map(str, paths), *([before] if before else [])]),
+        "PYTHONPATH": os.pathsep.join([*map(str, paths), *path_before]),
     }
 
 

@@ -115,7 +115,8 @@ class _Handler(BaseHTTPRequestHandler):
                 for name in sorted(index.files)
                 if name.split("-")[0].replace("_", "-") == parts[-1]
             ]
-            self.answer(200 if names else 404, index.page(iter(names)).encode())
+            status = 200 if names else 404
+            self.answer(status, index.page(iter(names)).encode())
 
     def answer(self, status: int, body: bytes) -> None:
         self.send_response(status)

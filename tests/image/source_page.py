@@ -327,9 +327,8 @@ def make_base_images(folder: Path, base: str, registry: str) -> dict[str, str]:
     digests = {}
     for tag, text in (("devel", DEVEL), ("runtime", RUNTIME)):
         (folder / "Dockerfile").write_text(text.format(base=base))
-        (folder / ".dockerignore").write_text(
-            f"*\n!{'toolkit.tar' if tag == 'devel' else 'runtime.deb'}\n"
-        )
+        source = "toolkit.tar" if tag == "devel" else "runtime.deb"
+        (folder / ".dockerignore").write_text(f"*\n!{source}\n")
         name = f"{registry}/cuda:{tag}"
         for words in (("build", "--quiet", "--tag", name, str(folder)), ("push", "--quiet", name)):
             subprocess.run(("docker", *words), check=True, capture_output=True, timeout=900)
@@ -432,14 +431,10 @@ def make_checkout(
         for block in blocks
         if not (block.startswith(('name = "smp"', 'name = "smddp"')) and '"vendor"' in block)
     ]
-    kept_blocks = [
-        (
-            block.replace('sources = ["packages"]', 'sources = ["packages", "vendor"]')
-            if block.startswith(('name = "smp"', 'name = "smddp"'))
-            else block
-        )
-        for block in kept_blocks
-    ]
+    for index, block in enumerate(kept_blocks):
+        if block.startswith(('name = "smp"', 'name = "smddp"')):
+            both = 'sources = ["packages", "vendor"]'
+            kept_blocks[index] = block.replace('sources = ["packages"]', both)
     components.write_text(COMPONENT.join([head, *kept_blocks]), encoding="utf-8")
     lock = (images / "lock" / f"{PACKAGES_TARGET}.toml").read_text(encoding="utf-8")
     (images / "lock" / f"{TARGET}.toml").write_text(lock + CMAKE, encoding="utf-8")

@@ -94,7 +94,8 @@ class Days:
             f"COPY --from=wheels{number} /opt/root /\n" for number in range(self.layers)
         )
         script = (ROOT / "templates" / "files" / "system" / "install-packages").read_bytes()
-        settings = replace(self.settings, snapshot=self.archive.snapshot if snapshots else "")
+        snapshot = self.archive.snapshot if snapshots else ""
+        settings = replace(self.settings, snapshot=snapshot)
         spec = ImageSpec(
             name="days",
             tags=(self.tag,),

@@ -181,9 +181,8 @@ def test_pipes_links_of_alternatives_and_folders_for_everyone(tmp_path: Path) ->
     # The image's own links are absolute in it; here they lead below the folder.
     links = {name: str((tmp_path / "etc/alternatives" / name).readlink()) for name in ("awk", "cc")}
     for name in ("awk", "cc"):
-        (tmp_path / "usr/bin" / name).symlink_to(
-            "true" if name == "cc" else f"/etc/alternatives/{name}"
-        )
+        link_target = "true" if name == "cc" else f"/etc/alternatives/{name}"
+        (tmp_path / "usr/bin" / name).symlink_to(link_target)
     os.mkfifo(tmp_path / "etc/pipe.conf")
     (tmp_path / "tmp").mkdir(mode=0o755)
     (tmp_path / "var/tmp").mkdir()
@@ -550,7 +549,8 @@ def test_bytecode_is_compiled_again(tmp_path: Path) -> None:
     for name in "bcd":
         (path,) = folder.glob(f"__pycache__/{name}.*")
         head = path.read_bytes()[:16]
-        path.write_bytes((b"\x01\x02\x0d\x0a" + head[4:] if name == "d" else head) + other)
+        beginning = b"\x01\x02\x0d\x0a" + head[4:] if name == "d" else head
+        path.write_bytes(beginning + other)
         expected_problem = "is not what its source compiles to"
         if name == "d":
             expected_problem = (
@@ -828,15 +828,14 @@ def test_planted_defects_are_named_and_the_image_without_them_passes(
     for name, version in (("flash_attn", "2.8.3+cu12torch2.8"), ("six", "1.0")):
         information = f"{PACKAGES}/{name}-{version}.dist-info"
         record = f"{name}-{version}.dist-info/METADATA,,\n{name}-{version}.dist-info/RECORD,,\n"
+        extension_row = "flash_attn/_C.so,,\n" if name == "flash_attn" else ""
         write(
             root,
             {
                 f"{information}/METADATA": (
                     f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
                 ),
-                f"{information}/RECORD": (
-                    record + ("flash_attn/_C.so,,\n" if name == "flash_attn" else "")
-                ),
+                f"{information}/RECORD": (record + extension_row),
             },
         )
     write(root, {"/usr/bin/smuggled": "", "/opt/venv/bin/smuggled-too": ""})

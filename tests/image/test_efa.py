@@ -148,9 +148,12 @@ class Hosts:
             "HWLOC_XMLFILE": "/host/topology.xml",
             "OFI_NCCL_FORCE_PRODUCT_NAME": host.name,
         }
+        ulimits = [] if may_lock else [Ulimit(name="memlock", soft=1 << 20, hard=1 << 20)]
+        capabilities = ["IPC_LOCK"] if may_lock else []
+        start_command = {"command": list(words)} if job else {"entrypoint": list(words)}
         container = self.client.containers.create(
             self.image,
-            **({"command": list(words)} if job else {"entrypoint": list(words)}),
+            **start_command,
             hostname=alias,
             init=True,
             environment={**environment, **(variables or {})},
@@ -158,8 +161,8 @@ class Hosts:
                 str(source): {"bind": target, "mode": mode}
                 for source, (target, mode) in places.items()
             },
-            cap_add=["IPC_LOCK"] if may_lock else [],
-            ulimits=[] if may_lock else [Ulimit(name="memlock", soft=1 << 20, hard=1 << 20)],
+            cap_add=capabilities,
+            ulimits=ulimits,
         )
         self.stack.callback(container.remove, force=True)
         self.client.networks.get("bridge").disconnect(container)

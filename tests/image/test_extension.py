@@ -236,9 +236,8 @@ def test_the_lock_alone_gives_the_same_layers(image: BuiltByCommand, project: Pr
     dated = not isinstance(engine, DockerEngine) or engine.sets_times()
     # Old Docker also gives a whiteout (the file that hides a deleted one) the time of the deletion,
     # which no step can change.
-    project.write(
-        {"requirements.txt": "greeting==1.0\nrich\n" + ("fsspec==2024.9.0\n" if dated else "")}
-    )
+    dated_line = "fsspec==2024.9.0\n" if dated else ""
+    project.write({"requirements.txt": "greeting==1.0\nrich\n" + dated_line})
     layer_lists: list[object] = []
     for lock_state in ("resolved and hashed", "locked already"):
         words = ("--requirements", "requirements.txt", "--until", "build", "--no-cache")
@@ -246,9 +245,10 @@ def test_the_lock_alone_gives_the_same_layers(image: BuiltByCommand, project: Pr
         assert (done.returncode, lock_state in done.stderr) == (0, True), done.stderr
         built = engine.inspect(project.tag)
         assert built is not None
+        layers = built.layers if dated else files_of_last_layer(engine, project.tag)
         layer_lists.append(
             (
-                built.layers if dated else files_of_last_layer(engine, project.tag),
+                layers,
                 built.labels[INPUTS_LABEL],
             )
         )
@@ -578,7 +578,8 @@ def test_every_kind_of_entry_point_is_what_the_launcher_starts(
     for name, text in files.items():
         (project.folder / "src" / name).parent.mkdir(exist_ok=True)
         (project.folder / "src" / name).write_text(text)
-        (project.folder / "src" / name).chmod(0o644 if "." in name else 0o755)
+        mode = 0o644 if "." in name else 0o755
+        (project.folder / "src" / name).chmod(mode)
     words = ("--requirements", "requirements.txt", "--source", "src", "--entry-point", program)
     done = project.command("extend", docker_image.engine, docker_image.reference, *words)
     assert done.returncode == 0, done.stderr

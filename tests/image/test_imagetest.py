@@ -644,7 +644,8 @@ def test_key_that_another_layer_deletes_is_found(backwards: bool) -> None:
         layer("sha256:aaa", {"etc/ssh/ssh_host_rsa_key": PRIVATE_KEY, "srv/keys/one": PRIVATE_KEY}),
         layer("sha256:bbb", {"etc/ssh/.wh.ssh_host_rsa_key": b"", "srv/keys/.wh..wh..opq": b""}),
     ]
-    secrets_found = secrets.scan_layers(reversed(layers) if backwards else layers)
+    layers_in_order = reversed(layers) if backwards else layers
+    secrets_found = secrets.scan_layers(layers_in_order)
     assert {(one.path, one.where, one.deleted_in) for one in secrets_found} == {
         ("etc/ssh/ssh_host_rsa_key", "layer sha256:aaa", "layer sha256:bbb"),
         ("srv/keys/one", "layer sha256:aaa", "layer sha256:bbb"),
@@ -753,7 +754,8 @@ class LocalContainer:
             check=False,
         )
         self.lost -= 1
-        return Completed(status=child.returncode, output="" if self.lost >= 0 else child.stdout)
+        output = "" if self.lost >= 0 else child.stdout
+        return Completed(status=child.returncode, output=output)
 
     def testinfra_backend(self) -> object:
         return LocalBackend()

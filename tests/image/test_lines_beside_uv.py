@@ -436,10 +436,11 @@ def test_a_line_is_what_uv_makes_of_it_or_a_named_refusal(
     lock = locked(file, row, tmp_path, facts)
     locked_versions = dict(lock.locked)
     beside = folder / "alone.txt" if row.alone else file
-    assert locked_versions == {
-        name: locked_versions[name] if version == "" else version
-        for name, version in by_uv(beside, row, tmp_path).items()
-    }
+    expected = by_uv(beside, row, tmp_path)
+    for name, version in expected.items():
+        if version == "":
+            expected[name] = locked_versions[name]
+    assert locked_versions == expected
     assert (locked_versions == {}) == row.empty
     # Each hash is of a file that an index has.
     known_digests = {

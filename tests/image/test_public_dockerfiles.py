@@ -320,7 +320,8 @@ def test_three_are_built_to_their_end_and_train(
         "APT_CONFIG=/run/secrets/apt.conf; export APT_CONFIG;"
         f" apt-get update && apt-get install -y {row.apt}"
     )
-    text = BUILD.format(base=docker_image.reference, apt=apt if row.apt else "true", pip=quoted)
+    apt_step = apt if row.apt else "true"
+    text = BUILD.format(base=docker_image.reference, apt=apt_step, pip=quoted)
     (tmp_path / "Dockerfile").write_text(text)
     (tmp_path / "train.py").write_text(
         f"import torch, {module}\nprint('TRAINED with', torch.__version__)\n"

@@ -169,10 +169,9 @@ def make_checkout(folder: Path, installer: str, rows: Mapping[str, str] | None =
     components = images / "components.toml"
     blocks = components.read_text(encoding="utf-8").split(COMPONENT)
     left_out = tuple(f'name = "{name}"' for name in LEFT_OUT)
-    blocks = [
-        block.replace("default = true", "default = false") if block.startswith(left_out) else block
-        for block in blocks
-    ]
+    for index, block in enumerate(blocks):
+        if block.startswith(left_out):
+            blocks[index] = block.replace("default = true", "default = false")
     components.write_text(COMPONENT.join(blocks), encoding="utf-8")
     for name, text in (("stacks", STACK), ("pytorch", ROW)):
         with (images / f"{name}.toml").open("a", encoding="utf-8") as file:

@@ -59,7 +59,8 @@ class Request(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         """Say how large a file is; only those that are served as bytes have a size."""
         size = self.server.mine.sizes.get(self.path)
-        self.send_response(404 if size is None else 200)
+        status = 404 if size is None else 200
+        self.send_response(status)
         if size is not None:
             self.send_header("Content-Length", str(size))
         self.end_headers()
@@ -78,7 +79,8 @@ class Request(BaseHTTPRequestHandler):
         if start >= len(content) and range_header:
             self.send_error(416)
             return len(content)
-        self.send_response(206 if range_header else 200)
+        status = 206 if range_header else 200
+        self.send_response(status)
         self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
         if range_header:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
@@ -194,9 +196,8 @@ def files_of(folder: Path) -> Answer:
             return
         request.send_response(200)
         # pip reads no list of links without it.
-        request.send_header(
-            "Content-Type", "text/html" if path.suffix == ".html" else "application/octet-stream"
-        )
+        content_type = "text/html" if path.suffix == ".html" else "application/octet-stream"
+        request.send_header("Content-Type", content_type)
         request.send_header("Content-Length", str(path.stat().st_size))
         request.end_headers()
         with path.open("rb") as file:

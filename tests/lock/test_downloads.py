@@ -111,11 +111,13 @@ def test_two_halves_of_two_files_are_never_joined(
         same = request.headers.get("If-Range", tag) == tag
         range_header = request.headers.get("Range", "") if same else ""
         start = int(range_header.removeprefix("bytes=").split("-")[0]) if range_header else 0
-        request.send_response(206 if range_header else 200)
+        status = 206 if range_header else 200
+        request.send_response(status)
         request.send_header("ETag", tag)
         request.send_header("Content-Length", str(len(content) - start))
         request.end_headers()
-        request.wfile.write(content[start : start + HALF] if tag == '"old"' else content[start:])
+        rest = content[start : start + HALF] if tag == '"old"' else content[start:]
+        request.wfile.write(rest)
 
     content = client.download(server.serve("/file", replaced), tmp_path / "file")
     assert content.sha256 == hashlib.sha256(OTHER).hexdigest()

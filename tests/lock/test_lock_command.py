@@ -787,7 +787,8 @@ def test_an_address_is_a_secret_and_offline_the_only_source(
     )
     settings = mirror.settings(HostSettings(pip=pip))
     secrets = settings.secrets("bookworm", "https://vendor.example/whl")
-    assert secrets["mirror"] == f"{address}\n{'only' if offline else ''}\n".encode()
+    mark = "only" if offline else ""
+    assert secrets["mirror"] == f"{address}\n{mark}\n".encode()
     for name in ("pip.conf", "uv.toml"):
         content = secrets[name].decode()
         assert f"{address}/index.html" in content

@@ -20,9 +20,10 @@ from trainworks.plan.wheel_tags import wheel_tags
 
 GLIBC = platform.libc_ver()
 MACHINE = platform.machine()
+GLIBC_VERSION = GLIBC[1] if GLIBC[0] == "glibc" else ""
 TAGS = wheel_tags(
     machine=MACHINE,
-    glibc=GLIBC[1] if GLIBC[0] == "glibc" else "",
+    glibc=GLIBC_VERSION,
     python=f"{sys.version_info.major}.{sys.version_info.minor}",
 )
 MANYLINUX = f"manylinux_2_17_{MACHINE}"
@@ -64,10 +65,11 @@ def test_a_library_between_or_beyond_what_uv_knows_is_taken_for_an_older_one(
     """Debian 13 has 2.41, Amazon Linux 2 has 2.26; a newer uv may know more."""
     platform_tag = uv_platform(machine, glibc)
     assert platform_tag.startswith(f"{machine}-manylinux_2_")
+    newest = 99 if glibc == "3.0" else 0
     assert (
         level
         <= int(platform_tag.rpartition("_")[2])
-        <= max(level, int(glibc.split(".")[1]), 99 if glibc == "3.0" else 0)
+        <= max(level, int(glibc.split(".")[1]), newest)
     )
     (tmp_path / "requirements.in").write_text("", encoding="utf-8")
     options = ("--offline", "--python", sys.executable, "--python-platform", platform_tag)

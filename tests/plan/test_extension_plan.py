@@ -265,7 +265,8 @@ def test_the_launcher_understands_each_entry_point_as_the_builder_does(
     for name, executable in files.items():
         path = tmp_path / "code" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o755 if executable else 0o644)
+        mode = 0o755 if executable else 0o644
+        path.touch(mode=mode)
     programs = [
         *FILES,
         *(

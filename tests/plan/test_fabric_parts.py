@@ -91,10 +91,9 @@ def test_only_what_says_so_is_downloaded_by_itself(facts: Facts) -> None:
 
 def test_headers_are_of_a_cuda_of_their_own_and_never_in_the_image(facts: Facts) -> None:
     plan = make_plan(Request(framework="pytorch", cuda="cu121"), facts)
-    files = {
-        step.component: {(package.name, package.version) for package in step.python}
-        for step in plan.steps
-    }
+    files = {}
+    for step in plan.steps:
+        files[step.component] = {(package.name, package.version) for package in step.python}
     assert ("nvidia-cuda-runtime-cu12", "12.8.90") in files["cuda-headers"]
     assert ("nvidia-cuda-runtime-cu12", "12.1.105") in files["cuda"]
     promised = {

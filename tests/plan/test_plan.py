@@ -189,17 +189,14 @@ def versions_without_a_check(plan: ImagePlan) -> list[str]:
     """Return the components of an image whose declared version no check would compare with the
     installed one.
     """
-    return [
-        step.component
-        for step in plan.steps
-        if step.version
-        and step.in_image
-        and not any(
-            step.version in str(asdict(check))
-            for check in plan.checks
-            if check.component == step.component
-        )
-    ]
+    unchecked = []
+    for step in plan.steps:
+        if not step.version or not step.in_image:
+            continue
+        checks = [asdict(check) for check in plan.checks if check.component == step.component]
+        if not any(step.version in str(check) for check in checks):
+            unchecked.append(step.component)
+    return unchecked
 
 
 def test_every_declared_version_is_compared_with_what_is_installed(facts: Facts) -> None:
@@ -302,7 +299,8 @@ def test_what_an_image_lacks_is_said_with_its_cost(facts: Facts) -> None:
 
 def with_lock(facts: Facts, name: str, lock: Lock | None) -> Facts:
     locks = {key: value for key, value in facts.locks.items() if key != name}
-    return replace(facts, locks=locks if lock is None else {**locks, name: lock})
+    changed_locks = locks if lock is None else {**locks, name: lock}
+    return replace(facts, locks=changed_locks)
 
 
 def test_a_compiler_that_only_builds_another_part_is_not_in_the_image(facts: Facts) -> None:
@@ -311,22 +309,22 @@ def test_a_compiler_that_only_builds_another_part_is_not_in_the_image(facts: Fac
         make_plan(replace(request_for(row, facts), with_components=names), facts)
         for names in (("nccl-tests",), ("nccl-tests", "nvcc"), ())
     ]
-    steps = [{step.component: step for step in plan.steps} for plan in plans]
+    steps = []
+    components_checked = []
+    for plan in plans:
+        steps.append({step.component: step for step in plan.steps})
+        components_checked.append({check.component for check in plan.checks})
     lent, own = steps[0]["nvcc"], steps[1]["nvcc"]
     assert (lent.in_image, own.in_image, "nvcc" in steps[2]) == (False, True, False)
-    names = [{package.name for package in step.python} for step in (lent, own)]
-    assert "nvidia-cuda-nvcc" in names[0]
-    assert names[1] - names[0] == {
-        "nvidia-cuda-cccl"
-    }  # a wheel of the image requires it, with or without nvcc
+    lent_names = {package.name for package in lent.python}
+    own_names = {package.name for package in own.python}
+    assert "nvidia-cuda-nvcc" in lent_names
+    # A wheel of the image requires nvidia-cuda-cccl, with or without nvcc.
+    assert own_names - lent_names == {"nvidia-cuda-cccl"}
     assert steps[0]["cuda"].python == steps[2]["cuda"].python
     assert steps[0]["nccl-tests"].builds_with == ("cuda", "nccl", "nvcc", "open-mpi")
     assert plans[0].tags[0].endswith("-with-nccl-tests")
-    assert [any(check.component == "nvcc" for check in plan.checks) for plan in plans] == [
-        False,
-        True,
-        False,
-    ]
+    assert ["nvcc" in components for components in components_checked] == [False, True, False]
     assert ["flash-attn" in plan.compiled_by for plan in plans] == [True, False, True]
     dockerfile = render(plans[0], facts).dockerfile
     assert "COPY --from=nvcc /opt/venv /opt/venv" in dockerfile.partition("FROM system AS image")[0]
@@ -433,14 +431,9 @@ def test_hash_and_size_of_an_artifact_are_its_rows_or_the_locks(
 def test_what_an_image_has_under_another_name_is_not_missing(facts: Facts) -> None:
     plan = make_plan(Request(framework="pytorch", cuda="cu121"), facts)
     missing = {row.component for row in plan.missing}
-    assert (
-        not {
-            row.name
-            for row in facts.components
-            if row.recipe_name in {step.recipe for step in plan.steps}
-        }
-        & missing
-    )
+    recipes = {step.recipe for step in plan.steps}
+    built = {row.name for row in facts.components if row.recipe_name in recipes}
+    assert not built & missing
     tensorflow = make_plan(Request(framework="tensorflow", cuda="cu129"), facts)
     assert "smddp" in {missing.component for missing in tensorflow.missing}, (
         "what only vendors have is"

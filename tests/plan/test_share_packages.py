@@ -241,14 +241,11 @@ def test_the_libraries_of_other_builds_are_known_by_name(facts: Facts) -> None:
 
     Never a package of the image.
     """
-    plans = {
-        name: make_plan(
-            request_for(next(row for row in facts.targets if facts.name_of(row) == name), facts),
-            facts,
-        )
+    rows = {facts.name_of(row): row for row in facts.targets}
+    cpu, cuda = (
+        make_plan(request_for(rows[name], facts), facts)
         for name in ("pytorch-2.13.0-cpu-py311-debian12", "pytorch-2.4.1-cu121-py311-debian12")
-    }
-    cpu, cuda = plans.values()
+    )
     assert {"nvidia-cublas-cu12", "nvidia-cublas", "nvidia-cudnn-cu12", "triton"} <= {
         *cpu.libraries
     }

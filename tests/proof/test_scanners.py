@@ -168,10 +168,11 @@ def test_copies_inside_other_packages_are_listed(components: list[dict[str, Any]
 def test_a_copy_of_the_same_version_is_another_component_and_no_dependency(
     facts: Facts, packages_answer: packages.PackagesAnswer
 ) -> None:
-    rows = [
-        {**row, "version": "3.1.6"} if row["inside"] else row for row in packages_answer["python"]
-    ]
-    document = prove(facts, {**packages_answer, "python": rows}).documents()["sbom.cdx.json"]  # type: ignore[typeddict-item]
+    rows = []
+    for row in packages_answer["python"]:
+        rows.append({**row, "version": "3.1.6"} if row["inside"] else row)
+    answer: packages.PackagesAnswer = {**packages_answer, "python": rows}
+    document = prove(facts, answer).documents()["sbom.cdx.json"]
     own, copy = (component for component in document["components"] if component["name"] == "Jinja2")
     assert (
         "inside" in properties(own, "trainworks:"),

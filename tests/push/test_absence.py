@@ -190,7 +190,8 @@ def test_a_token_is_asked_for_as_its_registry_says(
             length = int(request.headers.get("Content-Length") or 0)
             query = request.rfile.read(length).decode() if length else urlsplit(request.path).query
             forms.append(parse_qs(query))
-            return request.answer(200, as_json({"access_token" if length else "token": "t0ken"}))
+            token_key = "access_token" if length else "token"
+            return request.answer(200, as_json({token_key: "t0ken"}))
         if request.headers.get("Authorization") == "Bearer t0ken":
             return False
         scope = "repository:released:pull"

@@ -317,7 +317,8 @@ def test_no_login_and_no_layer_goes_to_an_address_without_tls(
 
     Go's programs use no proxy for loopback addresses, so the registry is asked first.
     """
-    fixture = request.getfixturevalue("named" if place == "a name" else "authority")
+    fixture_name = "named" if place == "a name" else "authority"
+    fixture = request.getfixturevalue(fixture_name)
     name, authority = fixture if place == "a name" else ("127.0.0.1", fixture)
     image = hostile.put_image("team/image", os.urandom(1000))
     with hostile_registry(name=name) as clear, hostile_registry(authority, name=name) as other:

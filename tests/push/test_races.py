@@ -253,7 +253,8 @@ def test_two_tags_of_two_pushes_go_to_one_of_them(registry: Hostile) -> None:
 
     def one(side: int) -> End:
         together.wait(60)
-        return push(registry, side, digests[side], fixed=("v1", "v2") if side else ("v2", "v1"))
+        tags = ("v1", "v2") if side else ("v2", "v1")
+        return push(registry, side, digests[side], fixed=tags)
 
     with ThreadPoolExecutor(2) as pool:
         ends = list(pool.map(one, range(2)))

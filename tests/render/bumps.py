@@ -37,9 +37,10 @@ def bumped(facts: Facts, row: TargetRow, component: str) -> Facts:
         return replace(package, version=newer, file=file, sha256=package.sha256[::-1])
 
     changed = replace(row, versions={**row.versions, component: version})
+    targets = [changed if other_row == row else other_row for other_row in facts.targets]
     return replace(
         facts,
-        targets=tuple(changed if other_row == row else other_row for other_row in facts.targets),
+        targets=tuple(targets),
         artifacts=(
             *facts.artifacts,
             *(_newer(artifact, version) for artifact in step.artifacts[:1]),

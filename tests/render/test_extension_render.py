@@ -77,6 +77,10 @@ BENCH = Workbench(
 def plan_of(
     base: ExtendedBase, *, requirements: str = REQUIREMENTS, project: bool = False
 ) -> ExtensionPlan:
+    installed_files = ("requirements.txt", "setup.py") if project else ()
+    apt_packages = ("libgl1", "g++") if project else ()
+    inputs = (LOCAL,) if project else ()
+    sources = SOURCES if project else ()
     return ExtensionPlan(
         tag="my/train:1",
         base=base,
@@ -86,10 +90,10 @@ def plan_of(
             SourceFile(path="bin/tool", content=b"#!/bin/sh\n", mode=0o755),
         ),
         entry_point=EntryPoint(kind="script", name="train.py", file="train.py"),
-        sources=SOURCES if project else (),
-        inputs=(LOCAL,) if project else (),
-        apt=("libgl1", "g++") if project else (),
-        installed=("requirements.txt", "setup.py") if project else (),
+        sources=sources,
+        inputs=inputs,
+        apt=apt_packages,
+        installed=installed_files,
     )
 
 
@@ -122,7 +126,8 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def rendering(name: str, recipes: Recipes) -> Rendering:
-    return render_extension(PLANS[name], replace(recipes, uv=b"uv" if name == "aws" else b""))
+    uv_bytes = b"uv" if name == "aws" else b""
+    return render_extension(PLANS[name], replace(recipes, uv=uv_bytes))
 
 
 def test_golden(name: str, rendering: Rendering, golden: Callable[[str, str], None]) -> None:

@@ -217,9 +217,8 @@ def test_stages_copy_only_from_earlier_ones_and_none_is_for_nothing(
 ) -> None:
     for name, rendering in renderings.items():
         plan = plans[name]
-        earlier_stages = list(
-            dict.fromkeys([plan.image, *([plan.builder_image] if plan.builder_image else [])])
-        )
+        builder_images = [plan.builder_image] if plan.builder_image else []
+        earlier_stages = list(dict.fromkeys([plan.image, *builder_images]))
         used = set()
         for line in instructions(rendering.dockerfile):
             if match := re.match(r"FROM (\S+) AS (\S+)", line):
@@ -317,7 +316,9 @@ def test_no_layer_of_wheels_is_larger_than_the_largest_wheel(
                 stage: (f"requirements/{stage}.txt", f"requirements/{stage}-archives.txt")
                 for stage in stages
             }
-            texts = ["".join(contents.get(path, "") for path in paths) for paths in lists.values()]
+            texts = []
+            for paths in lists.values():
+                texts.append("".join(contents.get(path, "") for path in paths))
             layers = [re.findall(r"\b[0-9a-f]{64}\b", text) for text in texts if text]
             # Each wheel is in one layer, and each layer is copied.
             assert sorted(wheel_digest for layer in layers for wheel_digest in layer) == sorted(

@@ -75,9 +75,8 @@ def tree_of_files(*files: str, links: dict[str, str] | None = None, **contents: 
         while folder := folder.rpartition("/")[0]:
             tree.members.setdefault(folder, TreeMember(kind="folder", mode=0o755, owner=0))
         target = (links or {}).get(path, "")
-        tree.members[path] = TreeMember(
-            kind="link" if target else "file", mode=0o755, owner=0, target=target
-        )
+        kind = "link" if target else "file"
+        tree.members[path] = TreeMember(kind=kind, mode=0o755, owner=0, target=target)
     tree.contents = {
         path: contents["venv"].encode() for path in files if path.endswith("pyvenv.cfg")
     }

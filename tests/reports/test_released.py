@@ -155,10 +155,10 @@ def test_a_release_without_its_results_is_not_written_down(file: str, results: P
 
 
 def test_each_version_but_the_newest_has_its_end_of_patches(facts: Facts) -> None:
-    ends = {
-        facts.name_of(row): end.date if (end := facts.end_of_patch(row)) else ""
-        for row in facts.targets
-    }
+    ends = {}
+    for row in facts.targets:
+        end = facts.end_of_patch(row)
+        ends[facts.name_of(row)] = end.date if end else ""
     assert ends["pytorch-2.4.1-cu121-py311-debian12"] == "2024-10-17"
     newest: dict[str, str] = {}
     for row in sorted_rows(facts):

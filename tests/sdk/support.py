@@ -107,9 +107,10 @@ def run_client(line: str, job: Mapping[str, Any], folder: Path, store: str = "")
     )
     with removed_afterwards(folder, environment):
         try:
+            prefix = () if store else isolated
             done = subprocess.run(
                 (
-                    *(() if store else isolated),
+                    *prefix,
                     str(python),
                     str(HERE / "clients" / f"{line}.py"),
                     "job.json",
@@ -129,12 +130,15 @@ def run_client(line: str, job: Mapping[str, Any], folder: Path, store: str = "")
         output = done.stdout.decode(errors="replace")
         assert done.returncode == 0, output[-6000:]
         result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        model = (
+            _read_archive(Path(urlsplit(result["model"]).path))
+            if result["model"] and not store
+            else {}
+        )
         return Ended(
             error=result["error"],
             output=output,
-            model=_read_archive(Path(urlsplit(result["model"]).path))
-            if result["model"] and not store
-            else {},
+            model=model,
             outputs={
                 name: text
                 for archive in folder.glob("**/compressed_artifacts/output.tar.gz")
