@@ -67,21 +67,21 @@ def site_folder(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_page_is_in_the_site_and_in_its_list_for_programs(root: Path, written: Path) -> None:
+def test_every_page_is_in_the_site_and_in_its_list_for_programs(root: Path, site_folder: Path) -> None:
     pages = {path.relative_to(root).with_suffix("") for path in (root / "docs").rglob("*.md")}
     assert len(pages) > 30
-    list_for_programs = (written / "html" / "llms.txt").read_text(encoding="utf-8")
+    list_for_programs = (site_folder / "html" / "llms.txt").read_text(encoding="utf-8")
     listed = re.findall(r"\]\(([^)#]+)\.html[^)]*\): \S", list_for_programs)
     assert len(listed) > 30
     assert [page for page in listed if not (root / f"{page}.md").is_file()] == []
-    read = written / "doctrees"
+    read = site_folder / "doctrees"
     assert {page for page in pages if not (read / f"{page}.doctree").is_file()} == set()
 
 
 @pytest.fixture(scope="module")
-def site(written: Path) -> Iterator[str]:
+def site(site_folder: Path) -> Iterator[str]:
     """Serve the site on this machine."""
-    handler = functools.partial(Quiet, directory=str(written / "html"))
+    handler = functools.partial(Quiet, directory=str(site_folder / "html"))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
