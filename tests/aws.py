@@ -1,4 +1,4 @@
-"""AWS as tests have it: moto's servers on loopback, and answers that refuse.
+"""AWS as tests have AWS: moto's servers on loopback, and answers that refuse.
 
 AWS itself is never asked.
 """

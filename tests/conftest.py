@@ -128,7 +128,7 @@ def checkout(tmp_path: Path) -> Path:
 def validate() -> Callable[[Any, Any], None]:
     """Give jsonschema's function.
 
-    With its formats it loads for two seconds, which other tests need not wait for.
+    With its formats the validator loads for two seconds, which other tests need not wait for.
     """
     import jsonschema
 

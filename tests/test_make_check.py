@@ -40,7 +40,7 @@ def checked(root: Path, tmp_path: Path) -> Path:
 
 
 def run(checked: Path) -> subprocess.CompletedProcess[str]:
-    # With it, tests would write golden files instead of comparing them.
+    # With the variable, tests would write golden files instead of comparing them.
     env = {**os.environ, "TRAINWORKS_UPDATE_GOLDEN": "1"}
     return subprocess.run(
         [checked / "tools" / "check"],

@@ -535,7 +535,7 @@ DIFFERENCES = (
         Case(),
     ),
 )
-"""All of them, in the order in which they are applied."""
+"""All corrections, in the order in which they are applied."""
 
 ENDED = (
     (

@@ -109,7 +109,7 @@ class Network:
     def resolves(self, host: str, *known_hosts: str) -> None:
         """Let a host know these names only, from now on."""
         lines = ["127.0.0.1 localhost", *(f"{self.address(name)} {name}" for name in known_hosts)]
-        # The same file: it is mounted already where a process of the host runs.
+        # The same file, as it is mounted already where a process of the host runs.
         Path("/etc/netns", self.space(host), "hosts").write_text(
             "\n".join(lines) + "\n", encoding="ascii"
         )

@@ -64,7 +64,7 @@ atexit.register(time.sleep, 0.3)
 
 Without that one of a few good ranks is aborted after its last line ("terminate called without an
 active exception"): a thread of gloo still frees a tensor when Python ends (pytorch issue 190489).
-It is torch's fault, not the launcher's.
+The fault is torch's, not the launcher's.
 """
 
 TRAIN = (sys.executable, "-IS", str(LAUNCHER / "trainworks_launcher" / "__main__.py"))
@@ -288,11 +288,11 @@ class Launcher:
 
     @property
     def seconds(self) -> float:
-        """How long it ran."""
+        """Return how long the launcher ran."""
         return self.ended - self.started
 
     def assert_ended_within(self, seconds: float) -> None:
-        """Fail unless it ran no longer, on a machine without other work."""
+        """Fail if the launcher ran longer, on a machine without other work."""
         assert_within(seconds, self.started, self.ended, self.text)
 
     def signal_process_one(self, number: int) -> None:

@@ -475,7 +475,7 @@ def silent_file_system(place: Path) -> Iterator[None]:
 
 
 def test_a_file_system_that_dies_keeps_neither_the_hosts_nor_the_end(tmp_path: Path) -> None:
-    """It dies under the checkpoints and the heartbeat file.
+    """The file system dies under the checkpoints and the heartbeat file.
 
     Then a rank fails, and later a stop signal comes.
     """

@@ -196,7 +196,7 @@ def test_without_a_distribution_an_agent_waits_as_ssh_does(tmp_path: Path) -> No
 def test_a_copy_of_a_script_that_calls_mpirun_waits_and_ends_as_the_first_hosts_does(
     tmp_path: Path,
 ) -> None:
-    """Both hosts run it, as docs/migrate.md says.
+    """Both hosts run the script, as docs/migrate.md says.
 
     The status is that of the first one, and of its ranks.
     """

@@ -649,7 +649,7 @@ DEEPSPEED = (
             "rank 3 (mode none): ended with exit status 0",
             3,
         ),
-        # Nothing is said of it: the rank is that of the record.
+        # The starter says nothing: the rank is that of the record.
         (
             (9, 0),
             "",

@@ -285,8 +285,8 @@ def test_a_fabric_that_is_late_is_said_where_cuda_cannot_be_asked(tmp_path: Path
 
 
 def test_a_driver_that_never_answers_is_left_behind(smi: Path) -> None:
-    """It may have to start its GPUs first, one after the other: there is no
-    persistence daemon here.
+    """The driver may have to start its GPUs first, one after the other: there is no persistence
+    daemon here.
     """
     code, lines, seconds = check(MODERN, host(smi, "hang"))
     assert code == 0

@@ -144,7 +144,7 @@ TORCHRUN = Starter(kill_seconds=KILL_SECONDS["torchrun"])
         ([left(1.0, "a3"), peer(2.0, "a2")], NOBODY, "a3"),
         ([left(1.5, "a3"), left(1.0, "a1"), peer(2.0, "a2")], NOBODY, "a1"),
         ([left(1.0, "a3"), waited(2.0, "a2")], NOBODY, "a3"),
-        # Nothing had told it to end yet.
+        # Nothing had told the rank to end yet.
         (
             [left(2.5, "a3"), peer(2.0, "a2", end_time=3.0)],
             NOBODY,
@@ -261,7 +261,7 @@ PEERS_OWN = "while handling ValueError: label 17"
             1,
             Observation(1, 1, blames=True),
         ),
-        # It left its peers for a reason of its own, and missed them then.
+        # The rank left its peers for a reason of its own, and missed them then.
         (Record(7, 1.0, 2.0, f"{BROKEN}\n", origin=PEERS_OWN), 1, Observation(1, noted=1)),
         (Record(7, 1.0, 2.0, left=True, exit_status=3), -15, Observation(-15, noted=3, left=True)),
         (

@@ -40,8 +40,8 @@ class Index(http.server.ThreadingHTTPServer):
 
     And the two calls of CodeArtifact that lead there.
 
-    Every process that asks it is looked at: ``seen`` has every command line of the machine, while
-    pip was asking, with the token.
+    Every process that asks the index is looked at: ``seen`` has every command line of the machine,
+    while pip was asking, with the token.
     """
 
     daemon_threads = True
@@ -113,7 +113,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.headers.get("Authorization") != f"Basic {expected}":
             self.answer(401, b"who are you?", WWW_Authenticate='Basic realm="index"')
             return
-        # The whole address where it is asked as a proxy.
+        # The whole address where a client asks the index as a proxy.
         server.served.append(self.path)
         if self.path.endswith("/simple/greeting/"):
             digest = hashlib.sha256(server.content).hexdigest()

@@ -163,7 +163,9 @@ def assert_told(hosts: list[Launcher], status: int, words: str, rank: int | None
 def test_a_rank_that_takes_its_time_to_end_is_the_first_to_fail(
     tmp_path: Path, hosts: int, end: str, status: int, words: str, slow: str
 ) -> None:
-    """Its peer misses it at once and fails; its starter ends it then, in its exit handlers."""
+    """The peer misses the rank at once and fails; the starter ends the rank then, in its exit
+    handlers.
+    """
     with job_of(tmp_path, script_of(end, slow), hosts) as launchers:
         assert_told(launchers, status, words)
 
@@ -241,8 +243,8 @@ def test_programs_that_find_each_other_themselves_are_asked_too(
 def test_a_rank_whose_handler_of_sigterm_ends_it_was_told_to_end(
     tmp_path: Path, handler: str
 ) -> None:
-    """It has a record of its own, and that is an effect: its starter had told
-    it to end for its peer.
+    """The rank has a record of its own, and that is an effect: its starter had told this rank to
+    end for its peer.
     """
     slow = f"import signal\n    def stop(*_): {handler}\n    signal.signal(signal.SIGTERM, stop)"
     with job_of(tmp_path, script_of("peer.close(); signal.pause()", slow), 1) as launchers:

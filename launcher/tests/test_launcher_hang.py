@@ -291,7 +291,7 @@ def test_a_grid_of_many_hosts_shows_those_that_differ_and_is_bounded() -> None:
 
 
 def svg_texts(svg: str) -> list[str]:
-    """The texts of an SVG that a person reads, in their order. It must be well-formed."""
+    """The texts of an SVG that a person reads, in their order. The SVG must be well-formed."""
     return [
         "".join(element.itertext())
         for element in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")
@@ -485,7 +485,7 @@ def test_what_counts_as_progress(before: Sample, now: Sample, sign: str) -> None
 
 @pytest.mark.parametrize("python", [False, True])
 def test_a_program_counts_as_if_it_were_alone_on_its_host(python: bool) -> None:
-    """It takes a CPU for some time, again and again, and sleeps in between.
+    """The program takes a CPU for some time, again and again, and sleeps in between.
 
     On a crowded host each time takes longer.
 
@@ -516,7 +516,9 @@ def test_a_program_counts_as_if_it_were_alone_on_its_host(python: bool) -> None:
 
 
 def test_a_program_that_gets_no_cpu_works(tmp_path: Path) -> None:
-    """It shares one CPU with others that the kernel prefers, and gets a twentieth of it or less."""
+    """The program shares one CPU with others that the kernel prefers, and gets a twentieth of it or
+    less.
+    """
     cpu = min(os.sched_getaffinity(0))
     endless = tmp_path / "endless.sh"
     endless.write_text("while :; do :; done", encoding="ascii")
@@ -751,7 +753,7 @@ def test_a_rank_that_polls_or_loops_makes_no_progress(
     samples something. And an endless loop, which stops at another line at each look.
     """
     write_inputs(tmp_path, script, {}, {})
-    # py-spy is beside it.
+    # py-spy is beside the program.
     manifest = write_manifest(tmp_path / "image.json", {"python": sys.executable})
     variables = {
         "TRAINWORKS_HANG": "fail",
@@ -954,7 +956,7 @@ while thread.is_alive():
 
 
 def test_the_program_that_listens_for_the_signal_knows_the_names() -> None:
-    """It imports nothing of ours, so it has two of our constants as text."""
+    """The program imports nothing of ours, so it has two of our constants as text."""
     from trainworks_launcher.supervise.hang import signals
 
     text = (LAUNCHER / "trainworks_launcher/programs/python/sitecustomize.py").read_text(

@@ -421,8 +421,8 @@ def test_a_job_that_only_looks_so_is_left_alone(
     """One rank works for more than twice the limit without output, and the
     others wait in a barrier.
 
-    It measures: a rank that hardly gets a processor within the limit does look
-    as if it did nothing.
+    The test measures: a rank that hardly gets a processor within the limit does look as if it did
+    nothing.
     """
     began = start_clock()
     need("cc")
@@ -554,7 +554,7 @@ class Store(http.server.BaseHTTPRequestHandler):
 
 @pytest.mark.parametrize("pause", PAUSES)
 def test_a_pause_is_no_hang(manifest: Path, tmp_path: Path, pause: str) -> None:
-    """It measures, too: see above."""
+    """The test measures, too: see above."""
     began = start_clock()
     script = f"""
 import multiprocessing, os, subprocess, sys, threading, time, urllib.request, zipfile

@@ -103,7 +103,7 @@ def growing_epochs(draw: random.Random) -> Iterator[Part]:
 def buffered(draw: random.Random) -> Iterator[Part]:
     """Output of a pipe: nothing for more than a tenth of the limit, then many lines.
 
-    It is never steady.
+    The output is never steady.
     """
     while True:
         yield Part(draw.uniform(60, 100))

@@ -105,7 +105,7 @@ def test_which_hooks_a_job_has(variables: dict[str, str], expected_hooks: str) -
 
 
 def test_the_program_that_has_the_hooks_knows_the_names() -> None:
-    """It imports nothing of ours, so it has our constants as text."""
+    """The program imports nothing of ours, so it has our constants as text."""
     text = (LAUNCHER / "trainworks_launcher/programs/python/sitecustomize.py").read_text(
         encoding="utf-8"
     )

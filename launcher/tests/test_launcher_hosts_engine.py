@@ -154,7 +154,7 @@ def test_the_name_of_the_leader_resolves_late(network: Network, tmp_path: Path) 
 def test_the_interface_is_chosen_where_the_hosts_own_name_leads_elsewhere(
     network: Network, tmp_path: Path, own: str, chosen: bool
 ) -> None:
-    """As Debian's installer writes it (127.0.1.1): gloo would listen there, and
+    """Give the own name the address of Debian's installer (127.0.1.1): gloo would listen there, and
     no other host would reach it.
     """
     (tmp_path / "train.py").touch()

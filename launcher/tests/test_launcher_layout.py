@@ -32,7 +32,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 OLDEST = os.environ.get("TRAINWORKS_OLDEST_PYTHON", "")
 """Path of a Python 3.8 for the compatibility test.
 
-Without it the newest pyenv one is looked for.
+Without the variable the newest pyenv one is looked for.
 """
 
 
@@ -284,8 +284,8 @@ def test_it_starts_quickly(tmp_path: Path) -> None:
     """From the start to the end of an empty script, in CPU seconds beside those
     of a few modules of Python's own.
 
-    It takes twice as many as they do, on a busy machine as on a quiet one,
-    where a second is worth another amount.
+    The launcher takes twice as many as they do, on a busy machine as on a quiet one, where a second
+    is worth another amount.
     """
     write_inputs(tmp_path, "", {}, {})
 

@@ -442,7 +442,7 @@ def test_the_degrees_of_smp_divide_the_processes(
 def test_sharding_is_refused_where_the_images_torch_cannot_do_it(
     sharded: Json, torch: str, *, library: bool, refused: bool
 ) -> None:
-    """The library would refuse it on every rank.
+    """The library would refuse sharding on every rank.
 
     Of a value of another type the plan says so itself.
     """

@@ -60,7 +60,7 @@ def manifest(tmp_path: Path) -> Path:
 def test_mpirun_over_one_group_of_three_hosts(tmp_path: Path, manifest: Path, fail: bool) -> None:
     """mpirun, its keys and rank 0 are on the group's first host.
 
-    The host outside it ends with all, and ends all.
+    The host outside the group ends with all, and ends all.
     """
     hyperparameters: dict[str, Json] = {
         "sagemaker_mpi_enabled": "true",

@@ -411,7 +411,7 @@ def test_another_host_than_the_first_starts_nothing_and_says_so(
 def test_a_leader_whose_name_is_loopback_uses_the_interface_to_the_others(network: Network) -> None:
     """Debian writes 127.0.1.1 for a machine's own name.
 
-    Bound to it, no other host could reach the leader.
+    With a port on that address, no other host could reach the leader.
     """
     hosts = Path("/etc/netns", network.space("algo-1"), "hosts")
     hosts.write_text(f"127.0.1.1 algo-1\n{network.address('algo-2')} algo-2\n", encoding="ascii")

@@ -268,7 +268,7 @@ def test_a_number_out_of_range_is_a_wait_status(printed: int, code: int) -> None
 
 
 def test_a_help_of_mpirun_and_a_line_of_dashes_are_no_cause() -> None:
-    """It comes through the rank's own standard error, where an exit takes its time."""
+    """The help comes through the rank's own standard error, where an exit takes its time."""
     dashes = "-" * 74 + "\n"
     abort = (
         "MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\n"
@@ -364,7 +364,7 @@ def test_the_kernels_count_of_kills_for_lack_of_memory(
 def test_what_the_kernel_killed_in_an_earlier_life_is_not_the_cause_of_the_last(
     tmp_path: Path,
 ) -> None:
-    """It may have been a Python that stood by, and the ranks went on."""
+    """The process may have been a Python that stood by, and the ranks went on."""
     (tmp_path / "cgroup").write_text("0::/\n", encoding="ascii")
 
     def kernel_has_killed(count: int) -> None:

@@ -194,8 +194,8 @@ def test_a_temporary_directory_without_execution_is_told(
 def test_a_temporary_directory_with_a_long_name_is_told_and_another_one_taken(
     tmp_path: Path,
 ) -> None:
-    """A socket in it has a path that the kernel refuses: multiprocessing makes
-    them, and so do data loaders.
+    """A socket in the directory has a path that the kernel refuses: multiprocessing makes them, and
+    so do data loaders.
     """
     long = tmp_path / ("x" * 80)
     long.mkdir()

@@ -1,4 +1,4 @@
-"""The launcher as it runs: real processes, real sockets, two hosts on loopback addresses."""
+"""Test the launcher as it runs: real processes, real sockets, two hosts on loopback addresses."""
 
 from __future__ import annotations
 
@@ -408,7 +408,7 @@ def test_a_script_without_a_first_line_for_the_kernel_is_run_by_sh(
 ) -> None:
     """With the execute bit.
 
-    As `/bin/sh -c ./run.sh` runs it, with which sagemaker-training starts scripts.
+    As `/bin/sh -c ./run.sh` does, with which sagemaker-training starts scripts.
     """
     write_inputs(tmp_path, "", {"sagemaker_program": name, "lr": "0.1"}, {})
     (tmp_path / "code" / name).write_bytes(b'echo "started $0 with $*"\nexit 4\n')
@@ -878,7 +878,7 @@ def test_pythonhome_of_another_python_is_left_out_with_a_line(tmp_path: Path, mo
 
 
 def test_pythonhome_of_the_jobs_own_python_stays(tmp_path: Path) -> None:
-    """An image may set it for its own Python, wherever that is."""
+    """An image may set PYTHONHOME for its own Python, in any place."""
     home = tmp_path / "python"
     (home / "bin").mkdir(parents=True)
     program = home / "bin/python"

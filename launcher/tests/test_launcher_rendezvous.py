@@ -1,7 +1,7 @@
 """No platform is not one host: variables of others that say that a job has
 several hosts, or several ranks.
 
-Each set is either taken as a job of several hosts, or refused with the variables to set. It never
+Each set is either taken as a job of several hosts, or refused with the variables to set. No set
 starts as one job for each host.
 """
 

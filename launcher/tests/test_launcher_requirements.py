@@ -225,7 +225,7 @@ def test_a_build_of_torch_may_be_named_with_its_local_version(tmp_path: Path, wh
 
 # --- kept versions --------------------------------------------------------------------------------
 def test_an_image_that_does_not_say_what_it_keeps_is_asked_nothing_new(image: Image) -> None:
-    """An older image: as it always was, the newest wins."""
+    """An older image: as always before, the newest wins."""
     image.document = {}
     launcher = image.run("vision\n")
     assert launcher.status == 0, launcher.text
@@ -424,7 +424,7 @@ def test_files_of_other_tools_are_refused_with_what_converts_them(
     assert message in image.program("-r", name).stderr
 
 
-# --- without uv in it -----------------------------------------------------------------------------
+# --- an image without uv --------------------------------------------------------------------------
 def test_an_image_without_uv_says_so_and_pip_installs(image: Image) -> None:
     (image.base / "venv/bin/uv").unlink()
     launcher = image.run("vision\n")
@@ -485,7 +485,7 @@ def source_of(name: str, requires: str = "", build: str = "") -> dict[str, str]:
 
 
 def test_a_project_that_wants_another_torch(image: Image) -> None:
-    """Its own file says it where it is static.
+    """The project's own file names the version where the file is static.
 
     The requirements that only its build tells are the resolver's to refuse.
     """
@@ -544,7 +544,7 @@ def test_what_may_compile_for_gpus_is_named_where_the_image_has_no_nvcc(image: I
 def test_a_folder_of_a_line_is_built_in_a_copy(image: Image, line: str) -> None:
     """Hosts that share the code would build into each other.
 
-    A folder beside it is there as well.
+    A folder beside the project is there as well.
     """
     code = image.base / "code"
     file, content = wheel("thing", "", "1.0", ())
@@ -644,7 +644,7 @@ def test_what_fails_beside_what_went_back_is_taken_in_an_older_release(
 
 
 def test_an_index_of_another_build_is_left_out(image: Image) -> None:
-    """Nothing is asked of it: a strict job too goes on."""
+    """No request goes to that index: a strict job too goes on."""
     lines = (
         "--extra-index-url https://wheels.example/cu130\n"
         "--find-links https://wheels.example/stable.html\n"

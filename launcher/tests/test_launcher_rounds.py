@@ -28,7 +28,7 @@ class Lives:
         return [over for over in map(self.rounds.started, ranks) if over is not None]
 
     def further(self) -> bool:
-        """The round ends, and the next one begins. Return whether it got further."""
+        """End the round, and begin the next one. Return whether the ended one got further."""
         (last,) = self._start()
         return last
 

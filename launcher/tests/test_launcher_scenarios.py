@@ -93,7 +93,7 @@ def read_ready(hosts: Sequence[Host]) -> None:
 def seconds_until_torchruns_rank(folder: Path) -> float:
     """Return torchrun's own time until its rank starts, two at a time as in these tests.
 
-    It is loading torch; nothing of that is ours or was promised.
+    The rank is loading torch; nothing of that is ours or was promised.
     """
     script = folder / "moment.py"
     script.write_text("import time; print(time.monotonic(), flush=True)\n", encoding="ascii")
@@ -126,8 +126,8 @@ def torchrun_of(host: Host) -> int:
 def wait_for_torchruns(descriptors: Sequence[int]) -> float:
     """The moment in which the last of them had ended.
 
-    It takes seconds after its rank, most of all where the store of its exit barrier is gone already
-    (https://github.com/pytorch/pytorch/issues/69520).
+    The agent takes seconds after its rank, most of all where the store of its exit barrier is gone
+    already (https://github.com/pytorch/pytorch/issues/69520).
     """
     for descriptor in descriptors:
         assert select.select([descriptor], [], [], TIME_OUT)[0]

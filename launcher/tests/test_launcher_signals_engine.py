@@ -99,7 +99,7 @@ def test_each_host_hands_a_signal_to_its_own_ranks(
 def test_ranks_of_the_scripts_own_starter_get_it_too(
     manifest: Path, tmp_path: Path, mode: str
 ) -> None:
-    """torchrun would die of it, and is passed over; mpirun passes it on itself."""
+    """torchrun would die of the signal, and is passed over; mpirun passes the signal on itself."""
     write_inputs(tmp_path, SAVES, MODES[mode], {})
     (tmp_path / "code/run.sh").write_text(f"#!/bin/bash\n{STARTERS[mode]}\n", encoding="ascii")
     with Launcher(tmp_path, variables={"TRAINWORKS_IMAGE_MANIFEST": str(manifest)}) as launcher:

@@ -216,8 +216,8 @@ def test_a_cancelled_job_stops_every_rank(
 def test_a_batch_script_without_srun_is_refused(
     slurm: Slurm, tmp_path: Path, manifest: dict[str, str]
 ) -> None:
-    """It runs on the first node only: as one host of a job of two it would
-    train alone, and end with 0.
+    """The script runs on the first node only: as one host of a job of two it would train alone, and
+    end with 0.
     """
     (tmp_path / "train.py").write_text("print('trained alone')")
     batch = tmp_path / "batch.sh"

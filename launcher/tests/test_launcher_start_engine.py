@@ -321,7 +321,7 @@ raise SystemExit(3)
 
 
 def test_ranks_that_find_each_other_after_a_minute_are_no_hang_and_no_cause(tmp_path: Path) -> None:
-    """See them while they search: their later output is progress again."""
+    """See ranks while they search: their later output is progress again."""
     (tmp_path / "train.py").write_text(MEETS_LATE, encoding="ascii")
     variables = {"TRAINWORKS_HANG": "fail", "TRAINWORKS_HANG_LIMIT_SECONDS": "85"}
     words = ("--mode", "mpi", "--processes-per-host", "2", "--", "train.py")

@@ -72,7 +72,7 @@ def run_ranks(
 
     Args:
         count: Number of ranks, all on this host.
-        function: A function of a module's top level. It imports smdistributed itself.
+        function: A function of a module's top level. The function imports smdistributed itself.
         arguments: Picklable arguments.
         variables: Environment variables for every rank, beside the rank variables.
         limit: Seconds after which the job is killed.

@@ -30,8 +30,8 @@ class Place:
         write: The statement that writes VALUE.
         prelude: Statements of the module, before its classes.
         sizes: Possible values of SIZE: how many items a container has when the model is made.
-        stays: It is a buffer or an iterator: a write stays on its rank, so one on another rank
-            than its owner's is refused.
+        stays: Whether the object is a buffer or an iterator: a write stays on its rank, so one on
+            another rank than its owner's is refused.
     """
 
     made: str
@@ -441,9 +441,9 @@ class Program:
 
     Attributes:
         place: Where its state lives: a key of PLACES.
-        writer: Who writes it.
-        reader: Who reads it.
-        first: In which step it is first written, from 1.
+        writer: Who writes the object.
+        reader: Who reads the object.
+        first: In which step the first write is, from 1.
         size: How many items its container has.
     """
 

@@ -239,7 +239,7 @@ def test_mistakes() -> None:
     ]
 
 
-# --- Why it is not torch's checkpoint_wrapper -----------------------------------------------------
+# --- Why torch's checkpoint_wrapper is not used ---------------------------------------------------
 
 
 def _wrapped_by_the_script(cuts: list[int]) -> dict[bool, dict[str, Any]]:

@@ -364,7 +364,7 @@ def test_the_newest_are_kept_and_a_failed_save_changes_nothing(tmp_path: Path) -
 
 
 class Bomb:
-    """Kills its process when it is pickled: in the middle of a file."""
+    """Kills its process when pickled: in the middle of a file."""
 
     def __reduce__(self) -> Any:
         os.kill(os.getpid(), signal.SIGKILL)

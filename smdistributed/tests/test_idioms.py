@@ -46,7 +46,7 @@ def test_idioms_equal_one_process(pipeline: str) -> None:
 OVERLAP_DECIDES = "an average that starts late"
 """Refused where microbatch 1 began before microbatch 0 wrote.
 
-On a busy machine it may begin later, and is equal.
+On a busy machine the overlap may begin later, and the result is equal.
 """
 
 

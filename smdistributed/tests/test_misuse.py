@@ -281,7 +281,7 @@ def give(kind: str) -> tuple[str, str]:
 )
 def test_what_another_partition_cannot_have_is_named(kind: str, words: str) -> None:
     results = run_ranks(2, give, kind)
-    # The rank where it happens says so; the other one may see its connection end first.
+    # The rank of the error says so; the other one may see its connection end first.
     assert any(words in step for step, _ in results), results
     assert all("cannot be pickled" in pickled for _, pickled in results)
 

@@ -207,8 +207,8 @@ def test_the_work_of_a_division_grows_as_the_number_of_modules(costs: list[int])
             [Counted(c) for c in [*itertools.islice(itertools.cycle(costs), length), length / 3]], 4
         )
         work.append(Counted.done)
-    # It is the length times its logarithm. In the square of the length each
-    # step would cost 4 times the one before.
+    # The cost is the length times its logarithm. In the square of the length each step would cost 4
+    # times the one before.
     assert work[1] < 2.6 * work[0]
     assert work[2] < 2.6 * work[1]
 

@@ -39,7 +39,7 @@ class Moment:
     """When a rank fails.
 
     Attributes:
-        folder: Where it says so.
+        folder: Where the rank says so.
         how: "kill", "raise", or "count": it does not fail.
         rank: The rank.
         number: Of its moments of this kind.

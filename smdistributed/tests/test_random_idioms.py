@@ -52,7 +52,7 @@ class Notes:
 
 
 class Node(nn.Module):
-    """A module with children. `way` says how it calls them."""
+    """A module with children. `way` says how the module calls its children."""
 
     def __init__(self, kind: str, children: list[nn.Module]) -> None:
         super().__init__()

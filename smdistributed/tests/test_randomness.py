@@ -23,7 +23,7 @@ WIDTH, BATCH = 8, 8
 class Drops(nn.Module):
     """A linear module with dropout.
 
-    It takes longer for some microbatches, on one rank or another.
+    Dropping takes longer for some microbatches, on one rank or another.
     """
 
     seen: queue.SimpleQueue[torch.Tensor]

@@ -199,7 +199,7 @@ def test_hugging_face_trainer(smp: Mapping[str, object] | None, tmp_path: Path) 
 
 @dataclass(frozen=True)
 class Public:
-    """A public script: where it is from, and how it is run small.
+    """A public script: its source, and its arguments for a small run.
 
     Attributes:
         repository: On GitHub.

@@ -567,7 +567,7 @@ class Hiding(Block):
 
 
 class Ways(nn.Module):
-    """Goes as it is told.
+    """Goes the way of its argument.
 
     ``number`` is the difference: the rank, or the half of the batch in one process.
     """

@@ -104,7 +104,7 @@ def difference(folder: str, number: int, program: Program) -> float:
 TOGETHER = datetime.timedelta(seconds=5)
 """How long a rank whose step failed waits for the other one to fail, too.
 
-If it does not, the job ends.
+If the other one does not, the job ends.
 """
 
 

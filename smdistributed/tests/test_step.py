@@ -255,7 +255,7 @@ def _results() -> None:
     assert Trainer.step(Trainer(), torch.arange(4.0)).concat().tolist() == [0.0, 2.0, 4.0, 6.0]
 
     class Batches(list[Any]):
-        """Would be split, were it not the object of its own method."""
+        """Would be split, if not the object of its own method."""
 
         @smp.step()
         def step(self) -> int:

@@ -132,7 +132,7 @@ def test_the_end_of_a_peer_is_a_message() -> None:
 
 
 class Marks:
-    """Makes a file when it is unpickled."""
+    """Makes a file when unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

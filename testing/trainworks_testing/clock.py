@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 
 PATIENCE = 300.0
-"""Seconds after which a test gives up on an event that has to come. It is not a promise: nothing
-takes a tenth of it.
+"""Seconds after which a test gives up on an event that has to come. This is not a promise: nothing
+takes a tenth of the time.
 """
 
 PRESSURE = Path("/proc/pressure/cpu")

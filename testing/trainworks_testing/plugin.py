@@ -91,7 +91,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """Give a comparison with a file of the package's ``tests/golden``, byte for byte.
 
-    With the variable ``UPDATE`` it writes the file instead.
+    With the variable ``UPDATE`` the fixture writes the file instead.
     """
     tests = next(folder for folder in request.path.parents if folder.name == "tests")
 

@@ -1,7 +1,7 @@
 """``buildspec.yml``: CodeBuild's file, held against the buildspec reference and
 against the targets.
 
-No CodeBuild has read it here. The schema is the part of the reference that the file uses, written
+No CodeBuild has read the file. The schema is the part of the reference that the file uses, written
 from AWS CodeBuild's user guide: "Build specification reference" and "Batch build buildspec
 reference".
 """

@@ -53,8 +53,8 @@ def test_no_place_for_a_cache_costs_only_speed(tmp_path: Path) -> None:
 
 
 def test_what_this_machine_adds_leaves_no_time_of_its_own(facts: Facts, tmp_path: Path) -> None:
-    """A step that mounts it would run again each time: newer versions of
-    buildah have times in their cache's keys.
+    """A step that mounts the context would run again each time: newer versions of buildah have
+    times in their cache's keys.
     """
     row = next(row for row in facts.targets if row.cuda == "cu113")
     plan = make_plan(request_for(row, facts), facts)

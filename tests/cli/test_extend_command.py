@@ -881,7 +881,7 @@ def test_what_the_base_has_is_not_its_extensions_fault() -> None:
     assert added(findings, base) == findings[2:]
 
 
-# --- which Python code says it is for -------------------------------------------------------------
+# --- the Python that code is for ------------------------------------------------------------------
 OTHER = ">=3.12"
 HEAD_OF_SCRIPT = f"# /// script\n# requires-python = '{OTHER}'\n# ///\n"
 

@@ -1,6 +1,6 @@
 """Test `.github/workflows/release.yml`: the programs that it runs are there and take these words.
 
-GitHub has not run it.
+GitHub has not run the workflow.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The site of `make site`: Sphinx writes it without a warning, so no link leads nowhere, no page is
 forgotten, and each block of code is of its language. And as a reader meets it: its search answers
-with pages for users, its picture fits a dark page. It is written once, for all of these.
+with pages for users, its picture fits a dark page. The site is written once, for all of these.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ def site_folder(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_page_is_in_the_site_and_in_its_list_for_programs(root: Path, site_folder: Path) -> None:
+def test_every_page_is_in_the_site_and_in_its_list_for_programs(
+    root: Path, site_folder: Path
+) -> None:
     pages = {path.relative_to(root).with_suffix("") for path in (root / "docs").rglob("*.md")}
     assert len(pages) > 30
     list_for_programs = (site_folder / "html" / "llms.txt").read_text(encoding="utf-8")

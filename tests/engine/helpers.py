@@ -55,7 +55,7 @@ APPLETS = (
 def busybox() -> Path | None:
     """Return a busybox.
 
-    It must be the static one (Debian: busybox-static), which the tests see when it runs.
+    The program must be the static one (Debian: busybox-static), which the tests see when it runs.
     """
     program = shutil.which("busybox", path="/bin:/usr/bin:/sbin")
     return Path(program) if program else None

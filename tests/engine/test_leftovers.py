@@ -37,7 +37,7 @@ input()
 
 @contextmanager
 def python(program: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run a program; give it and the first line that it prints."""
+    """Run a program; return the process and its first line."""
     with subprocess.Popen(
         (sys.executable, "-c", program), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

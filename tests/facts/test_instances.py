@@ -46,7 +46,7 @@ def test_what_differs_is_named(root: Path, checkout: Path) -> None:
 def test_every_row_can_be_true(facts: Facts) -> None:
     """RDMA is EFA's; a host has GPUs or Neuron cores.
 
-    All of them fit into its memory by a wide margin.
+    All GPUs fit into the host's memory by a wide margin.
     """
     for row in facts.instances:
         assert bool(row.gpus) != bool(row.neuron_cores), row.name

@@ -16,7 +16,7 @@ BOUND = 60
 
 
 def run(options: dict[str, Any]) -> dict[str, Any]:
-    """Run it in one process: it ends with a status other than 0 if a sum is wrong."""
+    """Run the program in one process: it ends with a status other than 0 if a sum is wrong."""
     with tempfile.TemporaryDirectory() as folder:
         with tarfile.open(options["archive"]) as archive:
             archive.extractall(folder, filter="data")

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Run everything that one NVIDIA GPU can show: `python3 tests/gpu/run.py --report report.json`.
 
-It needs a checkout and a Python with CUDA PyTorch, and nothing else. Each part is a program of its
-own, in a process group of its own, with a bound in seconds, and all that it started is ended with
-it.
+The runner needs a checkout and a Python with CUDA PyTorch, and nothing else. Each part is a program
+of its own, in a process group of its own, with a bound in seconds, and all that it started is ended
+with it.
 
 Exit status: 0 if no part failed and one passed, 1 if one failed, 3 if nothing could be tested.
 """

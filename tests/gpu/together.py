@@ -166,7 +166,7 @@ def near(title: str, difference: float, limit: float) -> float:
     """Return a difference.
 
     Raises:
-        AssertionError: It is above the limit, or not a number.
+        AssertionError: The difference is above the limit, or not a number.
     """
     if not difference <= limit:
         raise AssertionError(f"{title}: differs by {difference:g}, at most {limit:g} is right")

@@ -102,7 +102,7 @@ def test_pip_is_asked_for_what_it_would_use(tmp_path: Path) -> None:
 
 
 def test_the_default_index_is_pips_own() -> None:
-    """pip's help names it, too: two programs of other makers say the same."""
+    """pip's help names the address, too: two programs of other makers say the same."""
     words = (sys.executable, "-I", "-m", "pip", "install", "--help")
     done = subprocess.run(
         words, env={**os.environ, "COLUMNS": "500"}, capture_output=True, text=True, check=True

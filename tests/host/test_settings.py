@@ -195,7 +195,7 @@ default login everybody password d
 def test_logins_go_to_named_hosts_alone(addresses: tuple[str, ...], expected: str) -> None:
     text = logins_for(hosts_of(addresses), NETRC)
     assert text.decode() == expected
-    # It can be read again, by the standard library too.
+    # The file can be read again, by the standard library too.
     assert logins_for(hosts_of(addresses), text) == text
 
 

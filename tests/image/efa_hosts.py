@@ -64,7 +64,7 @@ class EfaHost:
             (classes / "infiniband" / name / "device").symlink_to(
                 f"../../tree/{root.name}/{device.name}"
             )
-            # How the plugin reads it: the card's PCI bus in the second byte from the right.
+            # How the plugin reads the path: the card's PCI bus in the second byte from the right.
             (classes / "infiniband" / name / "node_guid").write_text(
                 f"{index:04x}:0000:0000:{bus:02x}00\n"
             )

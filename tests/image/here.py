@@ -30,5 +30,5 @@ class Here:
         return Completed(status=done.returncode, output=done.stdout.decode(errors="replace"))
 
     def testinfra_backend(self) -> object:
-        """Nothing needs it."""
+        """Refuse: no test needs a backend."""
         raise NotImplementedError

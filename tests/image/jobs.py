@@ -117,5 +117,5 @@ def train_on_two_hosts(
         run_on_hosts(reference, network, folders, settings=settings), 2, folder / "algo-1"
     )
     assert (folder / "algo-2" / "output" / "success").exists()
-    # One model, and it is the leader's: only rank 0 writes it.
+    # The one model is the leader's: only rank 0 writes a model.
     assert not any((folder / "algo-2" / "model").iterdir())

@@ -54,7 +54,7 @@ from trainworks_testing.ports import free_port
 PROOF = "TRAINWORKS_PROOF"
 """The variable that names the folder of sources.
 
-Only `make proof` sets it: half an hour of compilation.
+Only `make proof` sets the variable: half an hour of compilation.
 """
 
 CUDA, TOOLKIT = "cu118", "11.8.89"

@@ -1,7 +1,7 @@
 """AWS's own sanity suite for its training images, unchanged and at a recorded
 commit, on these images.
 
-It is not in this repository: ``TRAINWORKS_TEST_AWS_SUITE`` names a git directory of
+The suite is not in this repository: ``TRAINWORKS_TEST_AWS_SUITE`` names a git directory of
 aws/deep-learning-containers.
 """
 

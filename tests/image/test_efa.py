@@ -124,8 +124,8 @@ class Hosts:
             words: The command: in the place of the image's entry point, or with it if there is a
                 job.
             variables: Its environment.
-            may_lock: Whether it may lock memory without limit.
-            nodes: Whether it has the devices' nodes.
+            may_lock: Whether the container may lock memory without limit.
+            nodes: Whether the container has the devices' nodes.
             job: The folder that is /opt/ml.
         """
         from docker.types import Ulimit

@@ -39,7 +39,7 @@ def test_every_promise_of_the_plugin_is_kept(cuda_image: BuiltByCommand) -> None
 def test_the_plugin_loads_from_an_archive_of_its_files(
     cuda_image: BuiltByCommand, root: Path, tmp_path: Path
 ) -> None:
-    """As tests/gpu loads it, on a machine with a GPU and without the image."""
+    """Load the plugin as tests/gpu does, on a machine with a GPU and without the image."""
     archive = tmp_path / "plugin.tar.gz"
     tool = root / "tools" / "gpu-archive"
     subprocess.run((sys.executable, tool, cuda_image.reference, archive), check=True, timeout=300)
@@ -67,7 +67,7 @@ def test_two_hosts_move_data_through_the_plugin(
 ) -> None:
     """Both send and receive 64 MiB at once, and both find every byte right.
 
-    It really goes over the network.
+    The data really goes over the network.
     """
     import docker
 

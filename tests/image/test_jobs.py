@@ -216,7 +216,7 @@ if os.environ["SM_CURRENT_HOST"] == "algo-1":
 def test_a_script_for_awss_images_calls_mpirun_with_a_hostfile(
     docker_image: BuiltByCommand, network: Any, user: str, tmp_path: Path
 ) -> None:
-    """Each host runs it, and the first calls mpirun by AWS's path for all."""
+    """Each host runs the script, and the first calls mpirun by AWS's path for all."""
     hosts = ("algo-1", "algo-2")
     folders = {host: plain_job(tmp_path / host, CALLS_MPIRUN) for host in hosts}
     for host, folder in folders.items():

@@ -803,7 +803,7 @@ def test_a_project_is_the_same_at_both_doors_and_for_uv(
     login = {"UV_INDEX_INSIDE_USERNAME": USER, "UV_INDEX_INSIDE_PASSWORD": private.password}
     settings = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": index.simple, **login}
 
-    # The job comes first: it copies the folder.
+    # The job comes first, as a job copies the folder.
     variables = {
         **settings,
         "UV_DEFAULT_INDEX": index.simple,

@@ -231,7 +231,7 @@ def inside(
 def test_no_public_dockerfile_replaces_torch_in_silence(
     docker_image: BuiltByCommand, tmp_path: Path
 ) -> None:
-    """uv for all of them.
+    """uv for all Dockerfiles.
 
     Pip for those that plain pip once let replace it, and for some that fit.
     """

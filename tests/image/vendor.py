@@ -187,7 +187,7 @@ def apt_get(folder: Path, kind: str, components: str) -> Iterator[Callable[..., 
     this machine's apt uses.
 
     Args:
-        folder: Where it writes; its lists are removed at the end.
+        folder: Where apt-get writes; its lists are removed at the end.
         kind: `deb` or `deb-src`.
         components: `main` and others, as in a line of `sources.list`.
     """
@@ -265,7 +265,7 @@ def build_command(root: Path, engine: str, *more: str) -> tuple[str, ...]:
 def build(
     root: Path, engine: str, *more: str, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run it."""
+    """Build the image."""
     environment = {**os.environ, **variables}
     return subprocess.run(
         build_command(root, engine, *more),

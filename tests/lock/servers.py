@@ -72,7 +72,7 @@ class Request(BaseHTTPRequestHandler):
     def start_of(self, content: bytes) -> int:
         """Send the head of an answer for these bytes, or for those that a Range asks for.
 
-        Return where it begins.
+        Return where the content begins.
         """
         range_header = self.headers.get("Range", "")
         start = int(range_header.removeprefix("bytes=").split("-")[0]) if range_header else 0

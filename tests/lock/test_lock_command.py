@@ -446,7 +446,7 @@ def test_an_interrupt_keeps_what_was_recorded(call: Call, tree: Path, server: Se
     first = server.serve("/metis-5.1.0.tar.gz", METIS)
 
     def interrupting(_request: Request) -> None:
-        # A real signal: it ends a wait for bytes as well.
+        # A real signal ends a wait for bytes as well.
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         server.over.wait()
 

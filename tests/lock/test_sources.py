@@ -300,7 +300,7 @@ def test_what_an_image_lacks_is_said_by_what_the_others_need(machine: Machine) -
 def test_what_must_not_be_left_out(
     machine: Machine, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A push looks for it before anything else, and does not come to run it.
+    # A push looks for the program before anything else, and does not come to run the program.
     oras = tmp_path / "programs" / "oras"
     oras.parent.mkdir()
     oras.symlink_to("/bin/false")

@@ -580,7 +580,7 @@ def test_a_base_with_a_digest_is_pulled_and_has_another_name_than_one_that_is_bo
         make_plan(request, remove_pulled_bases(replace(facts, locked_base_images=locked)))
         == bootstrapped
     )
-    # It is one recipe, of which a record says that it was built.
+    # The recipe is one of which a record says that it was built.
     assert inputs_of(pulled, facts) == inputs_of(bootstrapped, facts)
 
 

@@ -339,7 +339,7 @@ def test_what_was_changed_or_does_not_fit_is_refused(
     policy = ("--gpu", "H100", "--unchanged")
     changed, good = line(EVIDENCE, predicate), line(EVIDENCE, statement(gpu_record()))
     assert check(tmp_path, [*lines, changed], *policy) == ProofError.exit_status
-    # Beside a good one it takes nothing away.
+    # Beside a good statement a bad one takes nothing away.
     assert check(tmp_path, [*lines, changed, good], *policy) == 0
 
 

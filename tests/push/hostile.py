@@ -40,9 +40,9 @@ class Hostile:
     """A registry: its content, the requests to it, and its behaviour.
 
     Attributes:
-        login: Whether it wants the login of the tests.
-        deletes: Whether it removes manifests; Debian's does not, unless it is told to.
-        page: How many referrers it lists at once; 0: all.
+        login: Whether the registry wants the login of the tests.
+        deletes: Whether the registry removes manifests; Debian's does not, unless it is told to.
+        page: How many referrers the registry lists at once; 0: all.
         fault: Comes first at each request.
         location: The address that an upload goes to, given that of its own.
         seen: Method, path and ``Authorization`` of each request.
@@ -347,7 +347,7 @@ def hostile_registry(
     """Run such a registry for the time of the block.
 
     Args:
-        name: The host that it is known by; it listens on loopback.
+        name: The registry's name for clients; the server listens on loopback.
     """
     mine = Hostile()
     listener = Listener(mine, authority, "127.0.0.1")

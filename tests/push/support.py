@@ -1,6 +1,6 @@
 """A real registry on loopback, Debian's, with TLS and a login.
 
-It can be killed, restarted and made read-only.
+The registry can be killed, restarted and made read-only.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class RegistryServer:
         wait_until_it_answers(self.process, self.port, self.folder / "log")
 
     def kill(self) -> None:
-        """End it without a chance to put anything in order."""
+        """End the registry without a chance to put anything in order."""
         if self.process is not None:
             self.process.kill()
             self.process.wait(30)

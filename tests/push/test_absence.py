@@ -141,7 +141,7 @@ def test_a_repository_that_harbor_does_not_have(registry: Hostile, registries: R
 def test_another_host_cannot_say_that_it_is_absent(
     registry: Hostile, registries: Registries
 ) -> None:
-    """It may be late, or a mirror."""
+    """The other host may be late, or a mirror."""
     with hostile_registry() as other:
         registry.fault = lambda request: (
             "/manifests/" in request.path

@@ -125,7 +125,7 @@ def failing(tmp_path: Path) -> Path:
 def test_what_the_registry_refuses_in_the_middle_of_an_upload_is_not_repeated(
     hostile: Hostile, registries: Registries, failing: Path, status: int, shown: str
 ) -> None:
-    """It begins each upload: a proxy before it has a limit of sizes, or a rule
+    """Refuse the request that begins each upload: a proxy before it has a limit of sizes, or a rule
     against the method.
     """
     hostile.fault = lambda request: (

@@ -110,7 +110,7 @@ def test_a_tag_of_the_source_does_not_move(
     )
     assert "--moving-tag" in captured.err
     assert hostile.manifests["released", "release1"] == hostile.manifests["one", "release1"]
-    # Asked for, it moves.
+    # With the option the tag moves.
     assert promote(hostile, "--moving-tag", "release1", source="two:release1") == 0
     assert digest_of(hostile.manifests["released", "release1"][1]) == second["digest"]
 
@@ -153,7 +153,7 @@ def test_a_registry_that_fails_at_30_percent_of_requests(hostile: Hostile) -> No
 
 
 def test_a_registry_that_dies_and_comes_back(hostile: Hostile, registries: Registries) -> None:
-    """It breaks the connection in mid-answer, some times."""
+    """The registry breaks the connection in mid-answer, some times."""
     image = hostile.put_image("team/image", os.urandom(1 << 20))
     broken = itertools.count()
 

@@ -11,8 +11,7 @@ from trainworks.plan.resolve import make_plan
 from trainworks.plan.select import request_for
 
 NEWER = ".99"
-"""Behind a version it makes one that no row has, which is newer than it and
-older than the next one.
+"""Suffix of a version that no row has: newer than that version, and older than the next one.
 """
 
 

@@ -220,7 +220,7 @@ def test_another_base_of_the_same_name_gives_another_digest(recipes: Recipes) ->
 
 
 def test_the_marker_has_every_file_of_the_code(recipes: Recipes) -> None:
-    """The launcher compares them before it trusts that all is installed."""
+    """The launcher compares the files before it trusts that all is installed."""
     files = {file.path: file.content for file in render_extension(PLANS["project"], recipes).files}
     marker = json.loads(files["code/.trainworks-installed"])
     assert marker["installed"] == ["requirements.txt", "setup.py"]

@@ -190,7 +190,7 @@ def sources(rendering: Rendering) -> Iterator[str]:
 
 
 def test_what_one_part_downloads_has_names_of_its_own(plans: Mapping[str, ImagePlan]) -> None:
-    """It lies in one folder, of a mirror and of a build context."""
+    """Each file lies in one folder, of a mirror and of a build context."""
     steps = [step for plan in plans.values() for step in plan.steps if len(step.artifacts) > 1]
     assert steps
     for step in steps:

@@ -34,7 +34,7 @@ AFTERWARDS = frozenset(
 )
 """Programs that may follow in a step with logins: our own, and the distribution's.
 
-None of them runs a downloaded file.
+None of these programs runs a downloaded file.
 """
 
 AFTER_APT = AFTERWARDS | {"ldconfig", "/usr/bin/python3", "chmod"}
@@ -92,7 +92,7 @@ def faults(dockerfile: str) -> Iterator[str]:
             continue
         secrets = tuple(sorted(SECRET.findall(instruction)))
         if not secrets:
-            # It only removes NVIDIA's own archive.
+            # The command only removes NVIDIA's own archive.
             spoiled = spoiled or (
                 "" if instruction.startswith("RUN rm -f /etc/apt/") else instruction
             )
@@ -122,8 +122,8 @@ def test_what_has_secrets_runs_no_other_code_in_every_target(facts: Facts) -> No
         for row in facts.targets
         for fault in faults(render(plan_row(row, facts), facts, check=False).dockerfile)
     }
-    # It calls apt itself, with apt's settings: AWS's own installer, which is a
-    # file with a recorded hash.
+    # The installer calls apt itself, with apt's settings: AWS's own installer, which is a file with
+    # a recorded hash.
     vendors = {
         fault for fault in secret_faults if "keep-changes /opt/root ./efa_installer.sh" in fault
     }

@@ -31,7 +31,7 @@ Members = Mapping[str, bytes | tarfile.TarInfo]
 class Archive:
     """The one thing that is asked of an engine: an archive of an image.
 
-    ``words`` is why it ends too early.
+    ``words`` is why the archive ends too early.
     """
 
     name: str = "docker"

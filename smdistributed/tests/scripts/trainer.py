@@ -48,7 +48,7 @@ def main():
     )
     optimizer = None
     if is_sagemaker_mp_enabled():
-        # Transformers 5 leaves it to the script.
+        # Transformers 5 leaves this to the script.
         optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.005))
     trainer = Trainer(
         model=model,
