@@ -1,4 +1,4 @@
-"""Which known name is meant by an unknown one: one rule, in the builder."""
+"""Test which known name is meant by an unknown one: one rule, in the builder."""
 
 from __future__ import annotations
 

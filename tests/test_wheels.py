@@ -166,7 +166,7 @@ def start(
 def test_the_smdistributed_that_was_installed_trains_digits(
     installed: Callable[[str, Path], Path], tmp_path: Path
 ) -> None:
-    """On two ranks, of which each has half of the model."""
+    """Train on two ranks, of which each has half of the model."""
     if not TORCH.exists():
         pytest.skip("NOT TESTED: no PyTorch here (make torch)")
     environment = installed("smdistributed", TORCH)

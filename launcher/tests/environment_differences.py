@@ -1,4 +1,4 @@
-"""Where the script's environment differs from sagemaker-training's on purpose:
+"""List the differences of the script's environment from sagemaker-training's that are on purpose:
 the one table of it, with the reasons.
 
 Each row is a correction of sagemaker-training's variables. The test applies all rows to the
@@ -148,7 +148,7 @@ TWO_GROUPS: Json = [
 
 
 def _code(case: Case, base: str) -> str:
-    """Where the code really is when the script starts."""
+    """Return the real place of the code when the script starts."""
     code_location = text(case.decoded("sagemaker_submit_directory")) or case.variables.get(
         "SAGEMAKER_SUBMIT_DIRECTORY", ""
     )

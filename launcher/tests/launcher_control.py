@@ -224,7 +224,7 @@ class FakeLeader:
         return Peer(self.loop, opened, Seal(handshake.make_key(self.secret, transcript), LEADERS))
 
     def let_in(self, stack: contextlib.ExitStack) -> Peer:
-        """As ``prove``, and welcome the worker."""
+        """Prove the secret as ``prove`` does, and welcome the worker."""
         peer = self.prove(stack)
         peer.say({"type": "welcome"})
         return peer

@@ -125,8 +125,8 @@ class Network:
 
 @contextlib.contextmanager
 def network_of(count: int, names: Sequence[str] = ()) -> Iterator[Network]:
-    """So many namespaces on a bridge, in which algo-1, algo-2... can be
-    resolved, or other names.
+    """Make ``count`` namespaces on a bridge, in which algo-1, algo-2... can be resolved, or other
+    names.
     """
     if os.geteuid() != 0:
         pytest.skip("network namespaces need root")

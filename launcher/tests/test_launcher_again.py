@@ -76,7 +76,7 @@ def shared(tmp_path: Path, **more: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def host(base: Path, name: str, script: str, variables: dict[str, str]) -> Iterator[Launcher]:
-    """One of two hosts, whose launcher a test may start anew."""
+    """Start one of two hosts, whose launcher a test may start anew."""
     config: dict[str, Json] = {
         "hosts": list(HOSTS),
         "current_host": name,
@@ -118,7 +118,7 @@ signal.pause()
 def test_the_steps_that_are_lost_are_counted_where_the_script_says_its_step(
     tmp_path: Path, named: str
 ) -> None:
-    """One of the hosts sees the file; both tell the same.
+    """Write the file on one of the hosts; both tell the same.
 
     A checkpoint without a step leaves the time.
     """
@@ -174,7 +174,7 @@ def test_the_same_failure_without_a_new_checkpoint_ends_the_job(tmp_path: Path) 
 def test_a_host_that_its_platform_starts_anew_joins_the_one_that_waits(
     tmp_path: Path, killed: str
 ) -> None:
-    """Its launcher is killed, with all that it had started; the new one knows of no earlier try."""
+    """Kill the launcher, with all that it had started; the new one knows of no earlier try."""
     variables = shared(tmp_path)
     with contextlib.ExitStack() as stack:
         first = {
@@ -263,7 +263,7 @@ def test_what_another_try_may_cure(mode: str, outcomes: list[Outcome], again: li
 
 
 def test_a_job_that_never_started_is_not_started_again() -> None:
-    """Its hosts were never there; between two tries a host may be late once more."""
+    """Wait for hosts that were never there; between two tries a host may be late once more."""
     tries = Tries(
         plan(
             environment(

@@ -1,5 +1,5 @@
-"""How mpirun's daemons fail to start on another host, under both lines of Open
-MPI: the same end on both hosts.
+"""Test how mpirun's daemons fail to start on another host, under both lines of Open MPI: the same
+end on both hosts.
 """
 
 from __future__ import annotations

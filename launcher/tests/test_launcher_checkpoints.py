@@ -1,5 +1,5 @@
-"""Which checkpoint a job that starts again goes on from: layouts of the common
-writers, whole and cut off.
+"""Test the checkpoint that a job goes on from when it starts again: layouts of the common writers,
+whole and cut off.
 """
 
 from __future__ import annotations

@@ -295,7 +295,7 @@ def test_what_a_leader_may_say_before_it_has_let_a_worker_in(
 
 
 def test_a_worker_that_ended_without_a_leader_is_let_in_by_none() -> None:
-    """Else the worker would prepare a host whose part in the job is over."""
+    """Refuse the worker: else it would prepare a host whose part in the job is over."""
     with contextlib.ExitStack() as stack:
         leader = FakeLeader(stack)
         peer = leader.prove(stack)

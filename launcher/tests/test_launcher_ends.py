@@ -1,5 +1,5 @@
-"""How a job ends whose starter is wrong about its ranks, or outlives them: real processes under
-stand-ins for starters.
+"""Test the end of a job whose starter is wrong about its ranks, or outlives them: real processes
+under stand-ins for starters.
 
 The stand-ins keep the order of words and the variables of mpirun and torchrun. Then they act as a
 test says.
@@ -151,7 +151,7 @@ sys.exit(14)
 def test_a_rank_that_somebody_ends_by_sigterm_is_the_first_to_fail(
     tmp_path: Path, mode: str
 ) -> None:
-    """Its starter ends the others for that, and one of them fails of it."""
+    """Let the starter end the others for that rank, and one of them fail of it."""
     end = """
 ranks[2].wait()
 for rank in ranks:

@@ -113,8 +113,8 @@ def test_mpi_on_two_hosts(tmp_path: Path, network: Network, manifest: Path) -> N
 def test_a_failing_rank_on_the_second_host(
     tmp_path: Path, network: Network, manifest: Path
 ) -> None:
-    """One status and one cause on both hosts, from the last words of the rank
-    itself, which only its host has.
+    """Report one status and one cause on both hosts, from the last words of the rank itself, which
+    only its host has.
     """
     need("mpirun")
     with two_hosts(tmp_path, network, manifest, HELLO, {**MPI, "fail": 1}) as launchers:
@@ -183,7 +183,9 @@ def test_torchrun_on_two_hosts(tmp_path: Path, network: Network, manifest: Path)
 def test_a_hard_death_under_torchrun(
     tmp_path: Path, network: Network, manifest: Path, end: str, status: int
 ) -> None:
-    """Its peers fail of the connection that it broke, or are ended for it: neither is the cause."""
+    """Break the connection of the peers, which fail of it or are ended for it: neither is the
+    cause.
+    """
     need("torchrun")
     script = GLOO.replace("sys.exit(42)", f"import signal; {end}")
     with two_hosts(tmp_path, network, manifest, script, {**TORCH, "fail": 1}) as launchers:

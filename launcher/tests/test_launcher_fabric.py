@@ -235,8 +235,8 @@ def test_open_mpi_keeps_to_the_interface_that_reaches_the_others(
 def test_the_flags_that_the_guide_recommends_reach_every_rank_once(
     kind: str, left_out: str
 ) -> None:
-    """But on a type whose devices read no remote memory: libfabric aborts where
-    that is asked for.
+    """Leave out a type whose devices read no remote memory: libfabric aborts where that is asked
+    for.
     """
     recommended = "-x FI_EFA_USE_DEVICE_RDMA=1 -x FI_PROVIDER=efa -x RDMAV_FORK_SAFE=1"
     hyperparameters: dict[str, Json] = {

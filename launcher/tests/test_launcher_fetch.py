@@ -249,8 +249,8 @@ def test_what_pip_would_use_is_used(
 def test_an_index_that_cannot_be_reached_is_the_reason(
     tmp_path: Path, variables: Mapping[str, str], reason: str
 ) -> None:
-    """In the first line: a host without a network, or behind a proxy that shows
-    its own certificate.
+    """Name the index in the first line: a host without a network, or behind a proxy that shows its
+    own certificate.
     """
     with serving(Index(make_authority(tmp_path))) as index:
         values = {"closed": free_port(), "address": index.address}
@@ -267,7 +267,9 @@ def test_an_index_that_cannot_be_reached_is_the_reason(
 def test_an_index_of_the_file_that_does_not_answer_is_left_out(
     tmp_path: Path, index: Index
 ) -> None:
-    """As pip does; an index of pip's settings is not, which may be the private one."""
+    """Leave the index out as pip does; an index of pip's settings is not, which may be the private
+    one.
+    """
     own = index.address.replace("://", f"://{USER}:{TOKEN}@")
     files = {
         **USES_GREETING,
@@ -569,7 +571,7 @@ def test_code_from_s3_wins_over_what_the_image_has(
 
 @pytest.mark.engine
 def test_what_is_fetched_is_planned_again(tmp_path: Path, store: str, index: Index) -> None:
-    """Its requirements are installed, and its entry point is looked for, once it is there."""
+    """Install the requirements and look for the entry point of the code once it is there."""
     (tmp_path / "good").mkdir()
     (tmp_path / "good/.netrc").write_text(
         f"machine 127.0.0.1 login {USER} password {TOKEN}\n", encoding="utf-8"

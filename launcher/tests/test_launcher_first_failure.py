@@ -1,4 +1,4 @@
-"""Which rank failed first: real ranks that miss each other, and take their time to end.
+"""Test which rank failed first: real ranks that miss each other, and take their time to end.
 
 A stand-in for torchrun starts them, and ends them as torchrun does: it acts on the end of a
 process, sends SIGTERM to the other ranks of its host, and names the process whose end it has seen
@@ -234,7 +234,7 @@ def test_a_rank_that_is_ended_after_it_has_left_is_named_with_what_it_printed(
 def test_programs_that_find_each_other_themselves_are_asked_too(
     tmp_path: Path, end: str, status: int, words: str
 ) -> None:
-    """In mode none the program of each host is the one rank of it that the launcher knows."""
+    """Run in mode none: the program of each host is the one rank of it that the launcher knows."""
     with job_of(tmp_path, script_of(end, SLOW_HANDLER), 2, mode="none") as launchers:
         assert_told(launchers, status, words, rank=None)
 

@@ -1,5 +1,5 @@
-"""Which rank failed first, with torch, gloo and torchrun: a rank that leaves
-its peers, and takes its time to end.
+"""Test which rank failed first, with torch, gloo and torchrun: a rank that leaves its peers, and
+takes its time to end.
 
 Marked ``engine``. Its needs: see ``test_launcher_engine.py``. The cases without torch, in the quick
 tests, are in ``test_launcher_first_failure.py``.

@@ -364,7 +364,7 @@ def options_in(argv: Sequence[str], argument_counts: Mapping[str, int]) -> Itera
 def test_no_mca_parameter_stands_twice_whatever_the_user_says(
     words: list[tuple[str, ...]], open_mpi: str
 ) -> None:
-    """And the answer is always a plan or a refusal, never a traceback."""
+    """Get always a plan or a refusal, never a traceback."""
     options = shlex.join(word for group in words for word in group)
     try:
         argv = line(options, open_mpi)

@@ -127,8 +127,8 @@ def job(
     instance_type: str = "local",
     groups: Mapping[str, Sequence[str]] | None = None,
 ) -> Iterator[list[Launcher]]:
-    """One launcher per host, with the packages where the image's Python finds
-    them. groups: name -> hosts.
+    """Start one launcher per host, with the packages where the image's Python finds them. groups:
+    name -> hosts.
     """
     image = write_manifest(tmp_path / "image.json", {"python": sys.executable})
     shared = {
@@ -205,7 +205,7 @@ def test_a_stop_signal_goes_to_the_programs_whose_servers_go_on_serving(tmp_path
 
 
 def test_a_parameter_server_that_fails_is_the_jobs_failure(tmp_path: Path) -> None:
-    """Even where the program beside it has ended well."""
+    """Fail even where the program beside the server has ended well."""
     packages = frameworks(tmp_path / "packages", tensorflow=TENSORFLOW)
     hyperparameters = {"sagemaker_parameter_server_enabled": "true", "die": "1"}
     with job(tmp_path, PARAMETERS, hyperparameters, packages) as launchers:

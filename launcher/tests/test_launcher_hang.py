@@ -860,7 +860,7 @@ def test_who_waits_in_a_package(threads: tuple[Thread, ...], waits: bool) -> Non
 
 
 def test_a_warning_comes_once_for_a_stall_and_the_job_goes_on(tmp_path: Path) -> None:
-    """With faulthandler, as where there is no py-spy.
+    """Use faulthandler, as where there is no py-spy.
 
     With a sitecustomize of the user's, which is still imported.
     """
@@ -896,7 +896,7 @@ def test_a_warning_comes_once_for_a_stall_and_the_job_goes_on(tmp_path: Path) ->
 
 
 def test_a_job_that_hangs_fails_with_a_status_of_its_own(tmp_path: Path) -> None:
-    """With py-spy, which the environment of the checkout has.
+    """Use py-spy, which the environment of the checkout has.
 
     The heartbeat file keeps the job alive until it stops.
     """

@@ -418,8 +418,8 @@ with socket.create_server(("", 9099)) as server:
 def test_a_job_that_only_looks_so_is_left_alone(
     network: Network, manifest: Path, tmp_path: Path
 ) -> None:
-    """One rank works for more than twice the limit without output, and the
-    others wait in a barrier.
+    """Let one rank work for more than twice the limit without output, while the others wait in a
+    barrier.
 
     The test measures: a rank that hardly gets a processor within the limit does look as if it did
     nothing.

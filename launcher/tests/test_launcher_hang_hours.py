@@ -62,7 +62,7 @@ def every_step(draw: random.Random) -> Iterator[Part]:
 
 
 def every_hundred_steps(draw: random.Random) -> Iterator[Part]:
-    """And a checkpoint each half hour."""
+    """Yield parts that print each hundred steps, and write a checkpoint each half hour."""
     for number in itertools.count(1):
         yield Part(draw.uniform(18, 28))
         if number % 78 == 0:

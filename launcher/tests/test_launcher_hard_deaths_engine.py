@@ -65,7 +65,7 @@ def network() -> Iterator[Network]:
 
 @contextlib.contextmanager
 def load(count: int) -> Iterator[None]:
-    """So many processes that compute."""
+    """Run ``count`` processes that compute."""
     processes = [subprocess.Popen((sys.executable, "-c", "while True: pass")) for _ in range(count)]
     try:
         yield

@@ -200,7 +200,7 @@ IMPORTS_NOTHING = {
 @pytest.mark.parametrize("runtime", ["", "gone"])
 @pytest.mark.parametrize("name", [*AS_WITHOUT, *IMPORTS_NOTHING])
 def test_a_script_behaves_as_without_the_hooks(tmp_path: Path, name: str, runtime: str) -> None:
-    """Its status, and every byte that it prints, are those of plain Python."""
+    """Compare the status, and every byte of the output, with those of plain Python."""
     script = IMPORTS_NOTHING.get(name) or IMPORTS + AS_WITHOUT[name]
     (tmp_path / "x.py").write_text(script, encoding="utf-8")
     hooked = {

@@ -137,7 +137,7 @@ def test_a_user_without_root_and_without_opt_ml(tmp_path: Path) -> None:
 
 
 def test_the_name_of_the_leader_resolves_late(network: Network, tmp_path: Path) -> None:
-    """As on Kubernetes, where a pod's name appears after the pod."""
+    """Resolve the name late, as on Kubernetes, where a pod's name appears after the pod."""
     names = Path("/etc/netns", network.space("algo-2"), "hosts")
     text = names.read_text(encoding="ascii")
     names.write_text("127.0.0.1 localhost\n", encoding="ascii")

@@ -1,5 +1,5 @@
-"""Which interface a host of several takes: real network namespaces with an
-interface, a host name and /etc/hosts.
+"""Test which interface a host of several takes: real network namespaces with an interface, a host
+name and /etc/hosts.
 """
 
 from __future__ import annotations

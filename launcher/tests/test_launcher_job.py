@@ -303,7 +303,7 @@ def test_a_broken_manifest_is_refused(text: str) -> None:
 def test_a_type_that_the_image_does_not_know_is_a_warning(
     kind: str, families: list[Json], warned: bool
 ) -> None:
-    """Its own devices decide: eight GPUs are eight ranks, and no mode is refused."""
+    """Let the devices decide: eight GPUs are eight ranks, and no mode is refused."""
     table = parse_manifest(json.dumps(manifest_document(families=families)), "made-up")
     job_environment = environment(
         {TORCH: True}, hosts=("a", "b"), host="a", instance_type=kind, devices=EIGHT

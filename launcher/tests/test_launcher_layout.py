@@ -112,8 +112,8 @@ def test_only_the_standard_library_and_ourselves_are_imported(path: Path) -> Non
     ids=lambda path: str(path.relative_to(LAUNCHER)),
 )
 def test_no_fact_and_no_shell_in_code(path: Path) -> None:
-    """No instance name, no URL, no shell, no assignment to the process's
-    environment, no fixed sleep.
+    """Find no instance name, no URL, no shell, no assignment to the process's environment, no fixed
+    sleep.
 
     The name of SVG's namespace is not an address.
     """
@@ -281,8 +281,8 @@ def test_help_explains_the_settings_that_people_set_and_its_second_page_every_on
 
 
 def test_it_starts_quickly(tmp_path: Path) -> None:
-    """From the start to the end of an empty script, in CPU seconds beside those
-    of a few modules of Python's own.
+    """Measure from the start to the end of an empty script, in CPU seconds beside those of a few
+    modules of Python's own.
 
     The launcher takes twice as many as they do, on a busy machine as on a quiet one, where a second
     is worth another amount.

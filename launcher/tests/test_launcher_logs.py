@@ -279,7 +279,7 @@ def test_a_secret_is_in_no_failure_text_and_in_no_line_of_ours(tmp_path: Path) -
 def test_a_token_that_is_no_variables_value_leaves_no_part_of_it(
     tmp_path: Path, padding: int
 ) -> None:
-    """Also where the text is shortened in its middle."""
+    """Redact the token also where the text is shortened in its middle."""
     token = "ghp_" + "aB3dE5gH7j" * 4
     script = (
         f"raise ValueError('x' * {padding} + ' cannot clone"

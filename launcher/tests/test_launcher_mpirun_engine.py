@@ -361,7 +361,9 @@ def called(
 def test_a_program_calls_mpirun_for_all_hosts(
     tmp_path: Path, network: Network, dialect: Dialect, hosts: str
 ) -> None:
-    """As scripts for AWS's images do, over ssh. Ranks have the variables of their own host."""
+    """Call mpirun as scripts for AWS's images do, over ssh. Ranks have the variables of their own
+    host.
+    """
     statuses, texts = called(tmp_path, network, dialect, hosts=hosts)
     assert statuses == [0, 0], texts
     for rank in range(4):

@@ -205,7 +205,7 @@ def test_torchrun_is_the_one_of_the_python_with_torch(tmp_path: Path) -> None:
 def test_a_launcher_in_an_environment_of_its_own_takes_the_python_with_torch(
     tmp_path: Path,
 ) -> None:
-    """As `pipx install` and `uv tool install` do it."""
+    """Install the launcher as `pipx install` and `uv tool install` do."""
     tool = tmp_path / "tool"
     make_environment(tool, sys.executable)
     conda = tmp_path / "opt" / "conda"

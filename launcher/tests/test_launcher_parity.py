@@ -262,7 +262,7 @@ def cluster(chance: random.Random) -> dict[str, Json]:
 
 
 def generate(chance: random.Random) -> Case:
-    """One input: a job that both launchers accept."""
+    """Return one input: a job that both launchers accept."""
     config = cluster(chance)
     hyperparameters: dict[str, Json] = {
         name: chance.choice(VALUES) for name in chance.sample(NAMES, chance.randint(0, 5))

@@ -132,7 +132,7 @@ def test_a_user_who_may_not_start_threads_is_told_the_limit(room: Path) -> None:
 @as_root
 @pytest.mark.parametrize("limited", [0, 1])
 def test_a_host_that_may_not_start_threads_tells_the_others(room: Path, limited: int) -> None:
-    """They do not wait for it until the join limit."""
+    """End the other hosts before the join limit."""
     hosts = ("127.0.0.1", "127.0.0.2")
     for host in hosts:
         (room / host).mkdir()
@@ -252,7 +252,7 @@ def test_a_place_that_cannot_be_written_refuses_the_job_before_it_starts(room: P
 
 @as_root
 def test_two_jobs_of_one_directory_keep_their_failures_apart(room: Path) -> None:
-    """As of an array: the same directory, the same user, one job after the other."""
+    """Run jobs of an array: the same directory, the same user, one job after the other."""
     where = work(room, 0o777)
     for number, words in (("72", "cause_of_A"), ("76", "cause_of_B")):
         (where / "train.py").write_text(f"raise ValueError({words!r})", encoding="utf-8")

@@ -237,7 +237,7 @@ def test_every_word_of_the_command_line_has_its_reason(name: str) -> None:
 
 
 def test_planning_has_no_effects() -> None:
-    """No file, socket, process or directory is touched between the environment and the plan."""
+    """Touch no file, socket, process or directory between the environment and the plan."""
     environments: list[Environment] = [
         environment(MPI, hosts=TWO),
         environment(TORCH, hosts=TWO, devices=EIGHT_GPUS, instance_type="ml.fast.xlarge"),

@@ -62,7 +62,7 @@ while True:
 def run(
     base: Path, script: str, *, variables: Mapping[str, str] | None = None, **hyperparameters: Json
 ) -> Launcher:
-    """One host's job, to its end."""
+    """Run one host's job to its end; return its launcher."""
     write_inputs(base, script, hyperparameters, {})
     with Launcher(base, variables=variables) as launcher:
         launcher.status = launcher.wait()
@@ -138,7 +138,7 @@ def test_a_failure_text_of_the_users_own_is_shortened_to_what_the_platform_shows
 def test_a_secret_in_a_failure_text_of_the_users_own_is_masked(
     tmp_path: Path, padding: int
 ) -> None:
-    """Also one that would be cut in two where the text is shortened."""
+    """Redact also a secret that would be cut in two where the text is shortened."""
     (tmp_path / "output").mkdir()
     words = f"'x' * {padding} + ' no login with ' + os.environ['HUB_TOKEN'] + ' ' + 'y' * {padding}"
     write_inputs(
@@ -334,7 +334,7 @@ def test_nothing_is_left_in_the_temporary_directory(tmp_path: Path) -> None:
 def test_without_a_directory_for_temporary_files_the_job_is_refused(
     tmp_path: Path, memory: bool
 ) -> None:
-    """Only the results can be written, and in Docker /dev/shm too.
+    """Make only the results writable, and in Docker /dev/shm too.
 
     Never is anything put into the user's code.
     """
@@ -406,7 +406,7 @@ def test_a_script_that_cannot_be_started_is_told_what_is_wrong_with_it(
 def test_a_script_without_a_first_line_for_the_kernel_is_run_by_sh(
     tmp_path: Path, name: str
 ) -> None:
-    """With the execute bit.
+    """Give the script the execute bit.
 
     As `/bin/sh -c ./run.sh` does, with which sagemaker-training starts scripts.
     """
@@ -597,7 +597,7 @@ def test_a_host_that_is_silent_counts_as_lost(tmp_path: Path) -> None:
 def test_a_refusal_on_one_host_is_the_end_of_the_others_at_once(
     tmp_path: Path, refusing: int
 ) -> None:
-    """Its code is missing there: the others must not wait for it until the join time-out."""
+    """Remove the code of one host: the others must not wait for it until the join time-out."""
     launchers = []
     variables = {"TRAINWORKS_CONTROL_PORT": str(free_port())}
     with contextlib.ExitStack() as stack:
@@ -727,8 +727,8 @@ def test_the_leader_says_that_the_hosts_have_come_while_they_install(tmp_path: P
 
 # --- PID 1 ----------------------------------------------------------------------------------------
 def test_as_process_one_it_reaps_forwards_and_keeps_the_status(tmp_path: Path) -> None:
-    """In a PID namespace of its own: orphans are reaped, SIGTERM reaches the
-    script, the status is the script's.
+    """Run in a PID namespace of its own: orphans are reaped, SIGTERM reaches the script, the status
+    is the script's.
 
     A zombie that stays keeps the script from its end, and SIGKILL comes after 5 s.
     """

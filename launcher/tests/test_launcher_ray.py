@@ -316,7 +316,7 @@ def job(
 
 
 def assert_ended(launchers: list[Launcher], status: int) -> None:
-    """Both ended with the status, and nothing of them runs."""
+    """Check that both hosts ended with the status, and that no process of theirs runs."""
     text = "".join(f"{host.wait()}\n{host.text}" for host in launchers)
     assert [host.process.returncode for host in launchers] == [status, status], text
     assert not any(
@@ -355,7 +355,9 @@ def test_a_daemon_that_fails_ends_the_job_with_its_words(tmp_path: Path) -> None
 def test_a_head_that_dies_under_the_program_is_the_cause(
     tmp_path: Path, hyperparameters: dict[str, Json]
 ) -> None:
-    """Also where the program notices it before Ray's daemon does, which looks once a second."""
+    """Find the head also where the program notices the death before Ray's daemon does, which looks
+    once a second.
+    """
     with job(tmp_path, hyperparameters) as launchers:
         assert_ended(launchers, 9)
     for host in launchers:

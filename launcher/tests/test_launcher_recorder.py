@@ -248,7 +248,7 @@ with open(file, "wb", buffering=0) as opened:  # in two parts: it is read in bet
 
 
 def test_a_rank_is_asked_by_its_pipe_and_its_new_record_is_read(tmp_path: Path) -> None:
-    """As torch makes both.
+    """Make pipe and record as torch does.
 
     Rank 0 answers, rank 1 has no pipe, no process reads that of rank 2, and rank 3 is silent.
     """

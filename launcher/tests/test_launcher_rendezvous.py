@@ -1,5 +1,5 @@
-"""No platform is not one host: variables of others that say that a job has
-several hosts, or several ranks.
+"""Test that no platform is not one host: variables of others that say that a job has several hosts,
+or several ranks.
 
 Each set is either taken as a job of several hosts, or refused with the variables to set. No set
 starts as one job for each host.

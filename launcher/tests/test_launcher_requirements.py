@@ -629,7 +629,7 @@ def native(folder: Path, version: str, content: str) -> None:
 def test_what_fails_beside_what_went_back_is_taken_in_an_older_release(
     image: Image, tmp_path: Path, line: str, taken: str
 ) -> None:
-    """As pyarrow 26 beside numpy 1, which its metadata do not say."""
+    """Fail as pyarrow 26 beside numpy 1, which its metadata do not say."""
     (tmp_path / "native").mkdir()
     native(tmp_path / "native", "2.0", "")
     native(tmp_path / "native", "3.0", "raise ImportError('native requires Core 2.0 or newer')\n")
@@ -644,7 +644,7 @@ def test_what_fails_beside_what_went_back_is_taken_in_an_older_release(
 
 
 def test_an_index_of_another_build_is_left_out(image: Image) -> None:
-    """No request goes to that index: a strict job too goes on."""
+    """Send no request to that index: a strict job too goes on."""
     lines = (
         "--extra-index-url https://wheels.example/cu130\n"
         "--find-links https://wheels.example/stable.html\n"
@@ -736,7 +736,7 @@ def test_a_script_says_what_it_requires(image: Image) -> None:
 
 
 def test_uvs_settings_of_the_user_do_not_count(image: Image) -> None:
-    """They are of one machine.
+    """Ignore settings that are of one machine.
 
     Those of other programs in that folder count: git and keyring read them there.
     """

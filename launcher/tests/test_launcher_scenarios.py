@@ -71,8 +71,8 @@ def text_of(hosts: Sequence[Host]) -> str:
 
 
 def moments(hosts: Sequence[Host], word: str) -> list[float]:
-    """When the ranks said a word, in seconds of the clock that all processes of
-    this machine share.
+    """Return when the ranks said a word, in seconds of the clock that all processes of this machine
+    share.
     """
     return [
         float(moment) for moment in re.findall(rf"{word} (\d+\.\d+)$", text_of(hosts), re.MULTILINE)

@@ -161,7 +161,7 @@ def test_a_job_starts_all_the_same(network: Network, tmp_path: Path, fault: str,
 def test_a_job_that_may_restart_starts_all_the_same(
     network: Network, tmp_path: Path, fault: str
 ) -> None:
-    """Its hosts meet by c10d, which tells the ranks where rank 0 is."""
+    """Let the hosts meet by c10d, which tells the ranks where rank 0 is."""
     STARTS[fault](network)
     variables_of_host = {host: {"TRAINWORKS_MAX_RESTARTS": "1"} for host in network.hosts}
     with job(network, tmp_path, "torch_distributed", variables_of_host) as hosts:

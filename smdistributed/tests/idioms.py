@@ -55,7 +55,7 @@ class Layer(nn.Module):
 
 
 class OwnCall(Layer):
-    """Its own `__call__`."""
+    """A module with its own `__call__`."""
 
     def __call__(self, x: torch.Tensor) -> Any:
         return super().__call__(x) * 2

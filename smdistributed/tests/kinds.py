@@ -78,7 +78,7 @@ class OwnDict(dict[str, Any]):
 
 
 class OwnOrdered(collections.OrderedDict[str, Any]):
-    """As transformers' ModelOutput: the items are attributes too."""
+    """A mapping as transformers' ModelOutput: the items are attributes too."""
 
     def __getattr__(self, name: str) -> Any:
         try:

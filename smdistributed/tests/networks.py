@@ -117,7 +117,7 @@ class Revisit(nn.Module):
 
 
 class Chain(nn.Sequential):
-    """One Sequential that comes back to the partition where it began."""
+    """A Sequential that comes back to the partition where it began."""
 
     places: ClassVar = {"2": 1, "3": 1}
 
@@ -196,7 +196,7 @@ class _Holder(nn.Module):
 
 
 class Named(nn.Module):
-    """One module object has two names; the second one's parent is on another partition."""
+    """A module object with two names; the second one's parent is on another partition."""
 
     places: ClassVar = {"part": 1}
 

@@ -43,7 +43,7 @@ class RankError(AssertionError):
 
 @dataclass(frozen=True)
 class Ended:
-    """How one rank of a program ended.
+    """The end of one rank of a program.
 
     Attributes:
         rank: Its rank.

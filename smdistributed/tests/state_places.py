@@ -22,7 +22,7 @@ READERS = ("root before", "root after", "body")
 
 @dataclass(frozen=True)
 class Place:
-    """Where a number lives.
+    """The place where a number lives.
 
     Attributes:
         made: The expression of the object that the root and the remote module hold, or empty.
@@ -437,7 +437,7 @@ class Root(nn.Module):
 
 @dataclass(frozen=True)
 class Program:
-    """One program.
+    """A program of a module, a place, a writer and a reader.
 
     Attributes:
         place: Where its state lives: a key of PLACES.

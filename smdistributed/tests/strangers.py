@@ -343,7 +343,7 @@ class Switched(Body):
 
 
 class ComparesWithout(Net):
-    """As DPO does: the same module with and without its adapter."""
+    """A module with and without its adapter, as DPO compares."""
 
     def forward(self, x: torch.Tensor) -> Any:
         h = self.first(x)

@@ -77,8 +77,8 @@ class Takes(nn.Module):
 
 
 class Net(nn.Module):
-    """On partition 0, but for `gives` and `takes`: a value is the result of a
-    remote module, and twice an argument.
+    """A network on partition 0, but for `gives` and `takes`: a value is the result of a remote
+    module, and twice an argument.
     """
 
     def __init__(self, spec: Any) -> None:

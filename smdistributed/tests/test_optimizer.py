@@ -220,7 +220,9 @@ def _scripts_own() -> list[float]:
     from smdistributed.modelparallel.torch.job.wrapped import wrapped
 
     class Own:
-        """As the fp16 optimizer of AWS's older GPT scripts: masters around a torch optimizer."""
+        """An optimizer as the fp16 one of AWS's older GPT scripts: masters around a torch
+        optimizer.
+        """
 
         def __init__(self, optimizer: torch.optim.Optimizer) -> None:
             self.optimizer = optimizer

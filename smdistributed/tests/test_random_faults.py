@@ -36,7 +36,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Moment:
-    """When a rank fails.
+    """The moment in which a rank fails.
 
     Attributes:
         folder: Where the rank says so.

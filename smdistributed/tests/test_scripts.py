@@ -125,7 +125,7 @@ def test_the_script_of_the_page_trains(ranks: int, count: int, tmp_path: Path) -
 
 
 def test_a_language_model_trains_and_resumes_in_half_precision(tmp_path: Path) -> None:
-    """Without `fp16` the script trains over tensor ranks, below.
+    """Train in half precision; without `fp16` the script trains over tensor ranks, below.
 
     The convolution net resumes from a partial model.
     """

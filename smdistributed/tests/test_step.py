@@ -169,7 +169,7 @@ class Wrapped(MutableMapping[str, Any]):
 
 
 class Shared(Wrapped):
-    """One whose copies share the items, so that there is no copy with others."""
+    """A container whose copies share the items, so that there is no copy with others."""
 
     __slots__ = ("items_",)
 

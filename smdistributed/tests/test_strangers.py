@@ -43,7 +43,7 @@ class PlainModel(nn.Module):
 
 
 class Plain(Job):
-    """One process, which takes one microbatch after another."""
+    """A job of one process, which takes one microbatch after another."""
 
     def wrap(self, model: nn.Module, remote: tuple[str, ...]) -> Any:  # noqa: ARG002
         return PlainModel(model)

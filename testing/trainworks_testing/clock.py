@@ -35,8 +35,8 @@ that per processor.
 
 
 class _Pressure:
-    """How long something has waited for a processor, and how many threads wanted one, at moments of
-    time.
+    """The time that something has waited for a processor, and the threads that wanted one, at
+    moments of time.
     """
 
     def __init__(self) -> None:

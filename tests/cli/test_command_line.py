@@ -465,7 +465,7 @@ def test_a_full_disk_is_one_line(words: tuple[str, ...], root: Path) -> None:
 
 @pytest.mark.parametrize("words", [("--list",), ("--list", "--format", "json")])
 def test_a_reader_that_goes_away_is_no_error(words: tuple[str, ...], root: Path) -> None:
-    """As ``| head`` does.
+    """End quietly when the reader closes the pipe, as ``| head`` does.
 
     Here the pipe is closed before anything is written, for less text than it could hold.
     """
@@ -522,7 +522,7 @@ def test_a_bare_checkout_names_the_one_command_to_type(
 def test_a_dependency_that_is_missing_when_it_is_needed_is_named(
     tmp_path: Path, root: Path
 ) -> None:
-    """As in an environment that is older than the checkout.
+    """Run in an environment that is older than the checkout.
 
     The commands import a dependency when they need it.
     """
@@ -558,7 +558,7 @@ def test_the_environment_of_the_checkout_is_found_by_any_python(
 def test_an_environment_that_cannot_be_looked_at_is_as_none(
     bare_python: Path, program: Path, tmp_path: Path
 ) -> None:
-    """As behind a folder that only its owner may read.
+    """Put the environment behind a folder that only its owner may read.
 
     Root is refused a link to a name that is too long as well.
     """

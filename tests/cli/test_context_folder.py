@@ -1,5 +1,5 @@
-"""Where a build context lies: at one place for each target, and never shared by
-two builds at once.
+"""Test the place of a build context: one folder for each target, and never shared by two builds at
+once.
 """
 
 from __future__ import annotations

@@ -521,9 +521,7 @@ def test_git_requirements(line: str, expected: dict[str, str], tmp_path: Path) -
 def test_files_and_folders_of_this_machine_go_into_the_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their paths are relative to the file, which is where a job starts, or to
-    the current folder.
-    """
+    """Read paths relative to the file, which is where a job starts, or to the current folder."""
     monkeypatch.chdir(tmp_path)
     lines = (
         "./dist/x-1.0-py3-none-any.whl[a] ; python_version > '3'\n"
@@ -677,7 +675,9 @@ def test_what_decides_a_lock(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("repository")
 def test_a_folder_has_the_version_that_its_repository_says(tmp_path: Path) -> None:
-    """As the same commit by git+file:// has it: setuptools_scm reads it, where there is no git."""
+    """Give the folder the version of the same commit by git+file://: setuptools_scm reads it, where
+    there is no git.
+    """
     folder = tmp_path / "repository"
     source = folder_source(read_source(folder).files, folder)
     requirement = GitRequirement(place="", url=folder.as_uri())
@@ -852,7 +852,7 @@ def installed(folder: Path, name: str, files: dict[str, str], *, entry_points: s
     ],
 )
 def test_what_is_installed_is_imported(files: dict[str, str], message: str, tmp_path: Path) -> None:
-    """By the program itself, in a real Python with real distributions."""
+    """Import by the program itself, in a real Python with real distributions."""
     folder = tmp_path / "lib" / "python" / "site-packages"
     installed(folder, "first", {"first.py": ""})
     installed(folder, "subject", files, entry_points="[host_of_plugins.readers]\nx = plugin:x\n")

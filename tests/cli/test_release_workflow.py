@@ -203,7 +203,7 @@ def test_what_is_pushed_is_signed(workflow: Any, root: Path) -> None:
 
 
 def test_the_form_of_the_workflows_is_githubs(root: Path) -> None:
-    """By the schema of workflows that check-jsonschema carries."""
+    """Check the workflows by the schema that check-jsonschema carries."""
     program = str(Path(sys.executable).with_name("check-jsonschema"))
     workflows = list(map(str, (root / ".github" / "workflows").glob("*.yml")))
     assert len(workflows) > 1

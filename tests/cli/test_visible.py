@@ -1,4 +1,4 @@
-"""No text that is printed commands the terminal."""
+"""Test that no printed text commands the terminal."""
 
 from __future__ import annotations
 

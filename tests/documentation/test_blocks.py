@@ -32,7 +32,9 @@ PAGES = (
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_block_is_run_by_a_test_or_says_why_not(page: str) -> None:
-    """Its mark names a file of tests that reads this page. Blocks of ``text`` are output."""
+    """Find the file of tests in each block's mark; that file reads the page. Blocks of ``text`` are
+    output.
+    """
     for block in blocks_of(page):
         if block.language == "text":
             continue

@@ -363,7 +363,7 @@ def test_the_packages_own_folder_stands_in_for_one_that_is_missing(
 
 
 def test_all_problems_of_all_files_are_reported_at_once(checkout: Path) -> None:
-    """One problem of each file.
+    """Put one problem into each file.
 
     A target whose base, CUDA or stack has a problem of its own is not to blame for it.
     """

@@ -75,7 +75,7 @@ class Part:
 
 @dataclass
 class Result:
-    """How a part ended. `cause` says why it failed or was not tested."""
+    """The end of a part. `cause` says why it failed or was not tested."""
 
     part: str
     result: str

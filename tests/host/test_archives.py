@@ -1,5 +1,5 @@
-"""Which state a package archive is in, and where a locked one is found: an
-archive on loopback, without signatures.
+"""Test the state of a package archive, and the place of a locked one: an archive on loopback,
+without signatures.
 """
 
 from __future__ import annotations

@@ -101,7 +101,9 @@ def test_what_must_not_stay_in_an_image() -> None:
     ],
 )
 def test_short_and_public_texts_are_not_looked_for(settings: PipSettings) -> None:
-    """They occur in pip, in torch and in everything: an image would fail its tests for nothing."""
+    """Leave out texts that occur in pip, in torch and in everything: an image would fail its tests
+    for nothing.
+    """
     machine = replace(
         HostSettings(pip=settings), proxies={"no_proxy": "10.0.0.0/8", "http_proxy": "p:80"}
     )

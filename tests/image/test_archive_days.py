@@ -1,5 +1,5 @@
-"""Which day of the package archive an image is of: an archive on loopback moves
-between builds, with each engine.
+"""Test the day of the package archive that an image is of: an archive on loopback moves between
+builds, with each engine.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ class Days:
 
     @property
     def same_bytes(self) -> bool:
-        """Whether this engine writes no times of its own into layers: not
-        Docker before 26, and with its own store.
+        """Return whether this engine writes no times of its own into layers: not Docker before 26,
+        and with its own store.
         """
         return not isinstance(self.engine, DockerEngine) or self.engine.sets_times()
 

@@ -529,8 +529,8 @@ def test_certificates_are_found_by_their_hashes(tmp_path: Path) -> None:
 
 
 def test_bytecode_is_compiled_again(tmp_path: Path) -> None:
-    """With the hash of its source, the time of its source, or the number of
-    another Python: other code is told.
+    """Compare by the hash of its source, the time of its source, or the number of another Python:
+    other code is told.
     """
     write(
         tmp_path,

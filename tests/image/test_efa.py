@@ -92,7 +92,7 @@ class Hosts:
 
     @cached_property
     def with_cuda(self) -> bool:
-        """Whether the image's libfabric is compiled with CUDA."""
+        """Return whether the image's libfabric is compiled with CUDA."""
         words = ["cat", "/opt/trainworks/image.json"]
         manifest = self.client.containers.run(self.image, entrypoint=words, remove=True)
         return "libfabric-cuda" in json.loads(manifest)["components"]
@@ -300,7 +300,7 @@ def test_two_hosts_play_ping_pong(hosts: Hosts, host: EfaHost, kind: str) -> Non
 
 
 def test_two_processes_of_a_host_play_ping_pong(hosts: Hosts) -> None:
-    """By their card, and not by memory that they share."""
+    """Move data by the card, and not by memory that the two processes share."""
     words = CLIENT.format(kind="rdm")
     listens = "grep -q ':B9E8 [^ ]* 0A' /proc/net/tcp"
     script = (
@@ -331,7 +331,8 @@ def test_a_job_moves_data_by_efa(hosts: Hosts) -> None:
 
 @pytest.mark.parametrize("host", GPUS_MEET)
 def test_a_job_moves_data_by_efa_where_gpus_and_devices_meet(hosts: Hosts, host: EfaHost) -> None:
-    """From one GPU's memory into the other's, by the protocol that the plugin itself chooses.
+    """Move data from one GPU's memory into the other's, by the protocol that the plugin itself
+    chooses.
 
     The program, the plugin and libfabric are ended by a signal if they touch that memory: only a
     card reaches it, and only where a program has registered it. A libfabric without CUDA registers
@@ -354,8 +355,8 @@ NO_GPUDIRECT = "NET/OFI Need to force simple protocol: GDR not supported"
 def test_where_a_gpus_memory_cannot_be_registered_the_hosts_is_used(
     hosts: Hosts, host: EfaHost
 ) -> None:
-    """As on a host whose kernel lacks NVIDIA's part: by the plugin's own check
-    NCCL would be left to TCP.
+    """Run as on a host whose kernel lacks NVIDIA's part: by the plugin's own check NCCL would be
+    left to TCP.
     """
     hosts.skip_without_cuda()
     results = hosts.train(host, variables=NO_GPUS)

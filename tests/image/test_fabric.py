@@ -65,7 +65,7 @@ def test_the_plugin_loads_from_an_archive_of_its_files(
 def test_two_hosts_move_data_through_the_plugin(
     cuda_image: BuiltByCommand, programs: Path, network: Any
 ) -> None:
-    """Both send and receive 64 MiB at once, and both find every byte right.
+    """Send and receive 64 MiB at once on both hosts; both find every byte right.
 
     The data really goes over the network.
     """
@@ -124,8 +124,8 @@ def test_two_hosts_move_data_through_the_plugin(
 def test_without_efa_the_plugin_leaves_the_network_to_nccl(
     cuda_image: BuiltByCommand, programs: Path
 ) -> None:
-    """With FI_PROVIDER=efa, which NCCL sets in this image, it does not start:
-    NCCL takes InfiniBand or TCP itself.
+    """Set FI_PROVIDER=efa, as NCCL does in this image: the plugin does not start, and NCCL takes
+    InfiniBand or TCP itself.
     """
     done = cuda_image.engine.run(
         cuda_image.reference,

@@ -77,7 +77,7 @@ def test_everything_can_be_imported(tmp_path: Path) -> None:
 
 
 def test_what_an_earlier_build_left_in_a_wheel_does_not_count(tmp_path: Path) -> None:
-    """As in sagemaker-mlflow 0.1.0, which has a folder of its former name.
+    """Leave out a folder of a former name, as in sagemaker-mlflow 0.1.0.
 
     Top_level.txt has the new one alone.
     """
@@ -96,7 +96,9 @@ def test_what_an_earlier_build_left_in_a_wheel_does_not_count(tmp_path: Path) ->
 
 
 def test_an_extension_of_torch_is_imported_after_it(tmp_path: Path) -> None:
-    """As `amp_C` of apex: the loader finds libc10.so where torch has loaded it."""
+    """Import torch before its extension, as `amp_C` of apex: the loader finds libc10.so where torch
+    has loaded it.
+    """
     linked = (
         "import sys\n"
         "if 'torch' not in sys.modules: raise ImportError('libc10.so:"

@@ -1,5 +1,5 @@
-"""How build steps install the distribution's packages: several at once, from
-one cache, none waits for another.
+"""Test how build steps install the distribution's packages: several at once, from one cache, none
+waits for another.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def test_two_processes_on_one_host_train(
 def test_two_processes_train_on_a_host_that_does_not_know_its_own_name(
     docker_image: BuiltByCommand, tmp_path: Path
 ) -> None:
-    """Without a network nothing resolves the container's name.
+    """Run without a network: nothing resolves the container's name.
 
     Torchrun and gloo would look for it.
     """
@@ -156,7 +156,7 @@ def test_two_hosts_train_together_and_end_together(
 def test_two_restricted_pods_train_together(
     docker_image: BuiltByCommand, network: Any, mode: str, user: str, tmp_path: Path
 ) -> None:
-    """No root, no capability, a read-only root.
+    """Run with no root, no capability, and a read-only root.
 
     The user `nobody` has no shell, and the other user no password entry.
     """

@@ -94,7 +94,7 @@ def played(block: str, folder: Path) -> str:
 
 @pytest.mark.usefixtures("docker_image")
 def test_the_first_jobs_of_the_readme(project: Path) -> None:
-    """Both blocks, on the image that is here; the second one as the text says for no GPUs."""
+    """Run both blocks, on the image of these tests; the second one as the text says for no GPUs."""
     digits = block_of("README.md", "examples/digits/prepare.py").replace("cu121", "cpu")
     own = block_of("README.md", "--gpus all").replace("--gpus all ", "")
     own = own.replace("--mode", "--processes-per-host 2 --mode")

@@ -138,8 +138,8 @@ def test_files_are_for_the_base_and_downloaded_once(resolver: Resolver, index: I
 def test_what_is_there_stays_where_it_fits_and_moves_where_it_does_not(
     resolver: Resolver, index: Index
 ) -> None:
-    """One resolution says all of it: an index has newer releases, and one that
-    is not in any index is kept.
+    """Show all cases in one resolution: an index has newer releases, and one that is not in any
+    index is kept.
     """
     index.files |= dict([wheel_of("kept_one", version, "") for version in ("1.0+build", "2.0")])
     index.files |= dict(

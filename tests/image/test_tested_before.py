@@ -130,8 +130,8 @@ def test_a_cache_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
 
 
 def test_a_user_without_a_home_folder_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a user id that the system does not know: the image is tested, and
-    nothing fails behind it.
+    """Run as a user id that the system does not know: the image is tested, and nothing fails behind
+    it.
     """
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(os, "getuid", lambda: 4_000_000_000)

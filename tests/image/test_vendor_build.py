@@ -94,7 +94,7 @@ def test_an_installer_leaves_what_it_installed_and_nothing_else(
 
 
 def test_buildah_builds_from_a_folder(checkout: Path, mirror: Path) -> None:
-    """No server, no index: everything that is downloaded lies in the folder.
+    """Build with no server and no index: everything that is downloaded lies in the folder.
 
     Docker's image shows the promises.
     """

@@ -54,7 +54,7 @@ class Source:
 
     @property
     def url(self) -> str:
-        """Where its row says that it is."""
+        """The address in the file's row."""
         return f"{ARCHIVE}/{self.folder}/{self.package}/{self.file}"
 
 

@@ -257,7 +257,7 @@ def test_a_base_image_that_moved(call: Call, tmp_path: Path, base_registry: Host
 def test_an_alternative_is_taken_for_a_base_image_that_is_gone(
     call: Call, tmp_path: Path, base_registry: Hostile, digest: str
 ) -> None:
-    """By its tag, or by the digest in its row."""
+    """Name the alternative by its tag, or by the digest in its row."""
     gone, there = (f"{base_registry.host}/vendor/{name}:1" for name in ("gone", "base"))
     root = make_tree(
         tmp_path / "tree",
@@ -314,7 +314,7 @@ def with_debian(root: Path, image: str, *alternatives: str) -> None:
 def test_debians_digest_and_those_of_tools_are_recorded_at_the_first_contact(
     call: Call, tree: Path, base_registry: Hostile
 ) -> None:
-    """From a second address where the first one does not answer; and they stay."""
+    """Read from a second address where the first one does not answer; the digests stay."""
     gone, there = "registry.invalid/debian:1", f"{base_registry.host}/vendor/base:1"
     with_debian(tree, gone, there)
     tools = f'[[tool]]\nname = "oras"\nimage = "{there}"\nsource = "the test\'s own"\n'

@@ -136,7 +136,7 @@ def test_a_key_with_another_fingerprint(folder: Path, file: Path) -> None:
 
 
 def test_a_signature_by_somebody_else(folder: Path, file: Path) -> None:
-    """Also where the file of keys has both: only the row's own counts."""
+    """Count only the row's own key, also where the file of keys has both."""
     vendor, other = make_vendor(folder, "vendor"), make_vendor(folder, "other")
     with pytest.raises(LockError, match=r"the signature is not valid: .*No public key"):
         check_signature(file, other.sign(file), vendor.key, vendor.fingerprint)

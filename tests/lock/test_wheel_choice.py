@@ -36,8 +36,8 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_the_tags_of_this_machine_are_those_of_packaging() -> None:
-    """But for ``linux_x86_64``, which no index takes and whose place changed
-    between versions of packaging.
+    """Compare all but ``linux_x86_64``, which no index takes and whose place changed between
+    versions of packaging.
     """
     assert set(TAGS) == set(sys_tags())
     assert [tag for tag in TAGS if "-linux_" not in str(tag)] == [

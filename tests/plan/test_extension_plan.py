@@ -139,7 +139,9 @@ MOVED = replace(
 
 
 def test_targets_that_have_what_the_base_is_too_old_for(facts: Facts) -> None:
-    """Of packages, with the base's accelerator, and with the companions that are asked for."""
+    """Find targets of packages, with the base's accelerator, and with the companions that are asked
+    for.
+    """
     assert targets_for([("torch", ">=2.16")], OURS, facts) == []
     cuda = replace(OURS, kept={"torch": "2.4.1", "nvidia-cudnn-cu12": "9.1"})
     assert targets_for([("torch", ">=2.10,<2.11")], cuda, facts) == [

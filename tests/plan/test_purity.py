@@ -83,7 +83,7 @@ def test_planning_and_rendering_touch_nothing_and_answer_the_same_twice(
 
 
 def test_the_hook_would_see_an_open_file(watched: dict[str, Any]) -> None:
-    """Without this a hook that hears nothing would look like purity."""
+    """Open a file: without this test a hook that hears nothing would look like purity."""
     assert "build.py" in str(watched["seen of an open file"])
 
 

@@ -1,4 +1,4 @@
-"""From a request to a row and its components.
+"""Test the way from a request to a row and its components.
 
 ``tests/cli/test_refusals.py`` has the refusals.
 """

@@ -204,7 +204,7 @@ def test_a_registry_that_fails_for_a_moment_has_not_refused(
 def test_attachments_are_asked_by_the_interface_and_by_a_tag_where_it_is_missing(
     hostile: Hostile, registries: Registries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No program is needed for it."""
+    """Ask without any program."""
     monkeypatch.setenv("PATH", "")
     digest = registries.existing(f"{hostile.host}/released", "v1").digest
     assert registries.referrers(f"{hostile.host}/released", digest) == ()

@@ -31,7 +31,7 @@ HOSTS = ("127.0.0.1", "localhost")
 
 @dataclass(frozen=True)
 class End:
-    """How a push ended: the error's words, or ``""``, and the tags that it was told."""
+    """The end of a push: the error's words, or ``""``, and the tags that the push reported."""
 
     error: str
     tags: tuple[str, ...] = ()

@@ -254,7 +254,7 @@ def test_a_checkout_without_records_has_no_build(built_today: Path) -> None:
 
 
 def test_every_target_has_one_line_of_a_terminal(facts: Facts) -> None:
-    """With the longest that can be said of a build: today's, of a large image."""
+    """Use the longest words about a build: today's, of a large image."""
     today = {
         facts.name_of(row): replace(built("x", "y"), target=facts.name_of(row), megabytes=12345)
         for row in facts.targets

@@ -176,7 +176,7 @@ def test_a_step_that_runs_code_of_others_has_no_secret(
 
 
 def test_debian_packages_are_installed_without_a_secret(recipes: Recipes) -> None:
-    """They are fetched before, on a base of our own."""
+    """Fetch the packages before, on a base of our own."""
     rendering = render_packages(PLANS["project"], recipes)
     texts = [rendering.dockerfile, *(file.content.decode() for file in rendering.files)]
     for text in texts:
@@ -212,7 +212,9 @@ def test_only_portable_instructions(rendering: Rendering) -> None:
 
 
 def test_another_base_of_the_same_name_gives_another_digest(recipes: Recipes) -> None:
-    """Else an image would be taken for unchanged when its base was built again."""
+    """Change the digest with the base: else an image would be taken for unchanged when its base was
+    built again.
+    """
     other = plan_of(replace(OURS, identifier="sha256:" + "c" * 64))
     assert (
         render_extension(other, recipes).digest != render_extension(PLANS["ours"], recipes).digest

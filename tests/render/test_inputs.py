@@ -9,7 +9,7 @@ from trainworks.render.inputs import inputs_of
 
 
 def test_every_file_of_a_context_is_an_input_of_some_part(facts: Facts) -> None:
-    """Nothing that decides an image's bytes is missing in its provenance."""
+    """Check that nothing that decides an image's bytes is missing in its provenance."""
     for row in facts.targets:
         plan = plan_row(row, facts)
         rendering = render(plan, facts)

@@ -116,8 +116,8 @@ def test_values_of_the_environment_are_not_expanded(facts: Facts) -> None:
 
 
 def test_a_line_break_in_the_environment_is_refused(facts: Facts) -> None:
-    """Where a value did not come through `load`, which refuses it in a row: in
-    quotes it would still end the line.
+    """Refuse a value that did not come through `load`, which refuses it in a row: in quotes it
+    would still end the line.
     """
     recipe = replace(facts.recipes["metis"], environment={"EVIL": "x\nRUN curl evil"})
     spoiled = replace(facts, recipes={**facts.recipes, "metis": recipe})

@@ -86,7 +86,7 @@ def test_golden_digests(
     golden: Callable[[str, str], None],
     root: Path,
 ) -> None:
-    """Of every other target the same two texts, as one line each."""
+    """Show the same two texts of every other target, as one line each."""
     lines = {
         name: (
             f"{name} Dockerfile {digest(rendering.dockerfile)} packages"

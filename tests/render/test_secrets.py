@@ -1,5 +1,5 @@
-"""No step of a Dockerfile has a secret while other people's code runs, or after
-it could have changed the stage.
+"""Test that no step of a Dockerfile has a secret while other people's code runs, or after it could
+have changed the stage.
 """
 
 from __future__ import annotations
