@@ -39,23 +39,23 @@ def encode(messages: list[dict[str, Json]]) -> bytes:
 class Heard:
     """Events that a role told its supervisor."""
 
-    said: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
-    told: list[tuple[str, str, dict[str, Json]]] = field(default_factory=list)
+    messages: list[tuple[str, str, dict[str, Json]]] = field(default_factory=list)
 
     def events(self) -> Events:
         return Events(
-            welcome=lambda *_: self.said.append("welcome"),
-            go=lambda: self.said.append("go"),
-            stop=lambda: self.said.append("stop"),
-            restart=lambda: self.said.append("restart"),
-            suspect=lambda suspect: self.said.append(f"suspect {suspect.outcome.rank}"),
+            welcome=lambda *_: self.calls.append("welcome"),
+            go=lambda: self.calls.append("go"),
+            stop=lambda: self.calls.append("stop"),
+            restart=lambda: self.calls.append("restart"),
+            suspect=lambda suspect: self.calls.append(f"suspect {suspect.outcome.rank}"),
             inquire=lambda _, then: then(),
             judge=lambda outcome: outcome,
             finish=self.outcomes.append,
-            left=lambda: self.said.append("left"),
-            told=lambda host, kind, message: self.told.append((host, kind, dict(message))),
+            left=lambda: self.calls.append("left"),
+            told=lambda host, kind, message: self.messages.append((host, kind, dict(message))),
             log=self.log.append,
         )
 

@@ -221,7 +221,7 @@ class Launcher:
         self.base = base
         self.output = b""
         self.status = -1
-        self.ended = 0.0
+        self.end_time = 0.0
         env = {
             name: value
             for name, value in os.environ.items()
@@ -283,17 +283,17 @@ class Launcher:
         while self._read():
             pass
         status = self.process.wait(TIME_OUT)
-        self.ended = time.monotonic()
+        self.end_time = time.monotonic()
         return status
 
     @property
     def seconds(self) -> float:
         """Return how long the launcher ran."""
-        return self.ended - self.started
+        return self.end_time - self.started
 
     def assert_ended_within(self, seconds: float) -> None:
         """Fail if the launcher ran longer, on a machine without other work."""
-        assert_within(seconds, self.started, self.ended, self.text)
+        assert_within(seconds, self.started, self.end_time, self.text)
 
     def signal_process_one(self, number: int) -> None:
         """Signal the launcher itself where it is process 1 of a PID namespace,

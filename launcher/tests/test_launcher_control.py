@@ -233,7 +233,7 @@ def test_no_message_of_a_stranger_reaches_the_job(
     ):
         send(connection, encode(messages))
         in_turns(loop)
-        assert heard.said == ["welcome"]
+        assert heard.calls == ["welcome"]
         assert heard.outcomes == []
         assert len(heard.log) <= 2
 
@@ -269,7 +269,7 @@ def test_no_message_of_a_leader_breaks_a_worker(
         role.close()
     loop.close()
     assert heard.outcomes == []
-    assert heard.said == []
+    assert heard.calls == []
 
 
 def test_a_proof_is_good_for_one_connection_only() -> None:
@@ -299,7 +299,7 @@ def test_a_proof_is_good_for_one_connection_only() -> None:
         for opened in (first, second, third):
             opened.close()
         assert "it has already joined" in str(again["reason"])
-        assert heard.said == ["welcome"]
+        assert heard.calls == ["welcome"]
 
 
 # --- the job's identity ---------------------------------------------------------------------------
@@ -392,7 +392,7 @@ def test_a_host_of_another_job_or_an_earlier_attempt_is_refused_with_what_differ
                 (refused,) = Decoder().feed(receive(loop, connection))
             assert refused["reason"] == f"it belongs to another job: different {words}"
         assert "different job name" in heard.log[-1]
-        assert heard.said == ["welcome"]
+        assert heard.calls == ["welcome"]
 
 
 # --- seals ----------------------------------------------------------------------------------------
@@ -416,7 +416,7 @@ def test_only_the_next_message_of_the_host_itself_is_obeyed(how: str) -> None:
         send(peer.opened, sent)
         until(loop, lambda: "left before the start" in heard.log[-1])
         assert "a message does not have the seal of this job" in heard.log[-1]
-        assert heard.told == []
+        assert heard.messages == []
 
 
 def test_a_part_of_the_launcher_may_send_messages_of_its_own() -> None:
@@ -427,7 +427,7 @@ def test_a_part_of_the_launcher_may_send_messages_of_its_own() -> None:
         role.tell("sample", WORKER, only="you")
         assert peer.hear() == [{"type": "sample", "only": "you"}]
         peer.say({"type": "samples", "ranks": [1, 2]}, {"type": "alive"})
-        assert heard.told == [(WORKER, "samples", {"type": "samples", "ranks": [1, 2]})]
+        assert heard.messages == [(WORKER, "samples", {"type": "samples", "ranks": [1, 2]})]
 
 
 @pytest.mark.parametrize("statuses", [(0, 1), (1, 0), (0, 0), (3, 1)])
@@ -488,10 +488,10 @@ def test_a_worker_starts_once_and_not_before_it_is_prepared() -> None:
         fake_leader = FakeLeader(stack)
         leader = fake_leader.let_in(stack)
         leader.say({"type": "go"})
-        assert fake_leader.heard.said == ["welcome"]
+        assert fake_leader.heard.calls == ["welcome"]
         fake_leader.role.ready()
         leader.say({"type": "go"}, {"type": "go"}, {"type": "go"})
-        assert fake_leader.heard.said == ["welcome", "go"]
+        assert fake_leader.heard.calls == ["welcome", "go"]
 
 
 def test_a_worker_joins_a_leader_that_starts_anew_before_the_job_does() -> None:
@@ -503,7 +503,7 @@ def test_a_worker_joins_a_leader_that_starts_anew_before_the_job_does() -> None:
         again = leader.let_in(stack)
         assert again.hear() == [{"type": "ready"}]
         again.say({"type": "go"})
-        assert leader.heard.said == ["welcome", "welcome", "go"]
+        assert leader.heard.calls == ["welcome", "welcome", "go"]
         again.opened.close()
         until(leader.loop, lambda: leader.heard.outcomes)
         assert leader.heard.outcomes[0].text == f"lost host {LEADER}: it closed the connection"
@@ -533,7 +533,7 @@ def test_every_address_of_the_leaders_name_is_tried(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(socket, "getaddrinfo", addresses)
         leader = FakeLeader(stack)
         leader.let_in(stack)
-        assert leader.heard.said == ["welcome"]
+        assert leader.heard.calls == ["welcome"]
 
 
 def test_a_worker_with_another_secret_ends_soon_and_says_why(
@@ -630,22 +630,22 @@ def test_a_connection_that_stays_silent_after_an_outage_ends_nothing(both: bool)
         )
         stack.callback(worker.close)
         worker.begin()
-        until(loop, lambda: heard.said)
+        until(loop, lambda: heard.calls)
         worker.ready()
         leader.ready()
-        until(loop, lambda: heard.said == ["welcome", "go"])
+        until(loop, lambda: heard.calls == ["welcome", "go"])
         between.stall(both=both)
         leader.tell("one")
         worker.tell("two")
         in_turns(loop, 2.0)
-        assert (heard.outcomes, at_leader.outcomes, len(heard.told), at_leader.told) == (
+        assert (heard.outcomes, at_leader.outcomes, len(heard.messages), at_leader.messages) == (
             [],
             [],
             not both,
             [],
         )
         between.heal()
-        until(loop, lambda: heard.told and at_leader.told)
+        until(loop, lambda: heard.messages and at_leader.messages)
         between.stall()
         between.server.close()  # now nothing gets through
         loop.unwatch(between.server)
@@ -750,7 +750,7 @@ def test_a_host_that_restarts_before_the_start_may_join_again() -> None:
         assert heard.outcomes == []
         with joined(loop, control) as peer:
             peer.say({"type": "ready"})
-            assert heard.said == ["welcome", "go"]
+            assert heard.calls == ["welcome", "go"]
         in_turns(loop)
         # After the start a host that leaves is lost, and lost it stays.
         assert [(outcome.kind, outcome.host) for outcome in heard.outcomes] == [(FAILED, WORKER)]
@@ -775,7 +775,7 @@ def test_a_job_that_may_lose_hosts_starts_without_one_that_never_came() -> None:
     ):
         role.ready()
         in_turns(loop, 0.1)
-        assert heard.said == ["welcome", "go"]
+        assert heard.calls == ["welcome", "go"]
         assert (
             f"lost host {WORKER}: did not join within 0.05 s; going on with 1 of 2 hosts"
             in heard.log
@@ -796,7 +796,7 @@ def test_a_job_that_may_lose_hosts_starts_without_one_that_is_never_prepared() -
         role.ready()
         with joined(loop, control):
             in_turns(loop, 0.1)
-            assert heard.said == ["welcome", "go"]
+            assert heard.calls == ["welcome", "go"]
             assert "were not prepared" not in "".join(outcome.text for outcome in heard.outcomes)
 
 

@@ -129,7 +129,7 @@ def bring_leader(phase: str, role: Leader, peer: Peer) -> None:
     assert role.phase.name == phase
 
 
-def wait_for_what_was_said(peer: Peer, port: int, heard: Heard) -> None:
+def wait_until_read(peer: Peer, port: int, heard: Heard) -> None:
     """Let a stranger come: when the leader has dropped it, it has read the messages of the others
     from before.
     """
@@ -156,7 +156,7 @@ def test_what_an_event_does_to_the_leader(
         joined(loop, control) as peer,
     ):
         bring_leader(phase, role, peer)
-        before = len(heard.said)
+        before = len(heard.calls)
         if follows == "error":
             with pytest.raises(RuntimeError, match=f"no 'leave' in phase {phase}"):
                 calls[event](role)
@@ -167,9 +167,9 @@ def test_what_an_event_does_to_the_leader(
             peer.opened.close()
         else:
             peer.say(dict(MESSAGES.get(event, {"type": event})))
-        wait_for_what_was_said(peer, control.port, heard)
+        wait_until_read(peer, control.port, heard)
         assert role.phase.name == follows
-        assert [one.replace(" ", "_") for one in heard.said[before:]] == messages
+        assert [one.replace(" ", "_") for one in heard.calls[before:]] == messages
 
 
 # --- the worker -----------------------------------------------------------------------------------
@@ -210,10 +210,11 @@ def say(leader: FakeLeader, peer: Peer, message: dict[str, Json]) -> None:
     """Send a message to a worker, and wait until it has read it: a kind that the channel does not
     know comes to `told`.
     """
-    heard_before = len(leader.heard.told)
+    heard_before = len(leader.heard.messages)
     peer.say(message, {"type": "mark"})
     until(
-        leader.loop, lambda: any(kind == "mark" for _, kind, _ in leader.heard.told[heard_before:])
+        leader.loop,
+        lambda: any(kind == "mark" for _, kind, _ in leader.heard.messages[heard_before:]),
     )
 
 
@@ -234,9 +235,9 @@ def test_what_an_event_does_to_a_worker(
         peer = None
         if phase != "JOINING":
             peer = leader.let_in(stack)
-            until(leader.loop, lambda: leader.heard.said == ["welcome"])
+            until(leader.loop, lambda: leader.heard.calls == ["welcome"])
         bring_worker(phase, leader, peer)
-        before = len(leader.heard.said)
+        before = len(leader.heard.calls)
         if follows == "error":
             with pytest.raises(RuntimeError, match=f"no 'leave' in phase {phase}"):
                 calls[event](leader.role)
@@ -249,7 +250,7 @@ def test_what_an_event_does_to_a_worker(
         elif peer is not None:
             say(leader, peer, dict(MESSAGES.get(event, {"type": event})))
         assert leader.role.phase.name == follows
-        assert leader.heard.said[before:] == messages
+        assert leader.heard.calls[before:] == messages
 
 
 # --- the search -----------------------------------------------------------------------------------
@@ -304,7 +305,7 @@ def test_a_worker_that_ended_without_a_leader_is_let_in_by_none() -> None:
         with contextlib.suppress(OSError):
             peer.say({"type": "welcome"})
         assert receive(leader.loop, peer.opened) == b""
-        assert leader.heard.said == []
+        assert leader.heard.calls == []
 
 
 def test_a_worker_tells_the_leader_that_lets_it_in_what_happened_before() -> None:

@@ -136,7 +136,9 @@ def failure_report(launcher: Launcher) -> Mapping[str, Json]:
     return document
 
 
-def assert_told(hosts: list[Launcher], status: int, words: str, rank: int | None = 1) -> None:
+def assert_first_failure(
+    hosts: list[Launcher], status: int, words: str, rank: int | None = 1
+) -> None:
     """Every host ends with one status and one text, about a rank of the last host."""
     statuses = [host.wait() for host in hosts]
     output = "\n".join(host.text for host in hosts)
@@ -167,7 +169,7 @@ def test_a_rank_that_takes_its_time_to_end_is_the_first_to_fail(
     handlers.
     """
     with job_of(tmp_path, script_of(end, slow), hosts) as launchers:
-        assert_told(launchers, status, words)
+        assert_first_failure(launchers, status, words)
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
@@ -178,7 +180,7 @@ def test_a_program_that_aborts_for_a_lost_peer_is_not_the_first_to_fail(
     about the end.
     """
     with job_of(tmp_path, script_of(RAISES, SLOW_HANDLER, miss=ABORTS), hosts) as launchers:
-        assert_told(launchers, 1, LABEL)
+        assert_first_failure(launchers, 1, LABEL)
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
@@ -187,7 +189,7 @@ def test_an_own_exception_counts_where_the_clean_up_misses_a_peer(
 ) -> None:
     """``finally: dist.barrier()`` fails too, and hides the exception that was on its way."""
     with job_of(tmp_path, script_of(RAISES, SLOW_HANDLER, leave=MISSES), hosts) as launchers:
-        assert_told(launchers, 1, f"{LABEL} (and then RuntimeError: {MISSED})")
+        assert_first_failure(launchers, 1, f"{LABEL} (and then RuntimeError: {MISSED})")
 
 
 @pytest.mark.parametrize(
@@ -203,7 +205,7 @@ def test_a_rank_of_another_host_that_has_noted_nothing_yet_is_awaited(
 ) -> None:
     slow = "" if leave else "atexit.register(time.sleep, 2)"
     with job_of(tmp_path, script_of(end, slow, leave), 2) as launchers:
-        assert_told(launchers, status, words)
+        assert_first_failure(launchers, status, words)
 
 
 def test_a_rank_that_is_ended_after_it_has_left_is_named_with_what_it_printed(
@@ -215,7 +217,7 @@ def test_a_rank_that_is_ended_after_it_has_left_is_named_with_what_it_printed(
     with job_of(
         tmp_path, script_of(f"raise SystemExit({LICENCE!r})", SLOW_HANDLER), 1
     ) as launchers:
-        assert_told(launchers, 1, "had left its program, and other ranks went on")
+        assert_first_failure(launchers, 1, "had left its program, and other ranks went on")
     assert (
         f"rank 0 on host 127.0.0.1 failed after that: RuntimeError: {MISSED}"
         in launchers[0].failure
@@ -236,7 +238,7 @@ def test_programs_that_find_each_other_themselves_are_asked_too(
 ) -> None:
     """Run in mode none: the program of each host is the one rank of it that the launcher knows."""
     with job_of(tmp_path, script_of(end, SLOW_HANDLER), 2, mode="none") as launchers:
-        assert_told(launchers, status, words, rank=None)
+        assert_first_failure(launchers, status, words, rank=None)
 
 
 @pytest.mark.parametrize("handler", ["sys.exit(7)", "raise RuntimeError('told to end')"])
@@ -248,4 +250,4 @@ def test_a_rank_whose_handler_of_sigterm_ends_it_was_told_to_end(
     """
     slow = f"import signal\n    def stop(*_): {handler}\n    signal.signal(signal.SIGTERM, stop)"
     with job_of(tmp_path, script_of("peer.close(); signal.pause()", slow), 1) as launchers:
-        assert_told(launchers, 1, MISSED, rank=0)
+        assert_first_failure(launchers, 1, MISSED, rank=0)

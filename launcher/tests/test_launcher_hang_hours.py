@@ -154,13 +154,13 @@ class World(loops.Loop):
 
     Attributes:
         now: Seconds of its clock.
-        said: Log of the leader: (when, line).
+        log_lines: Log of the leader: (when, line).
     """
 
     def __init__(self, job: Job, seed: int, until: float, stops: float = math.inf) -> None:
         super().__init__()
         self.now = self.begin = 1000.0
-        self.said: list[tuple[float, str]] = []
+        self.log_lines: list[tuple[float, str]] = []
         self.stops = self.begin + stops
         self.ends: list[float] = []
         self.parts: list[Part] = []
@@ -271,7 +271,7 @@ def live(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[World], N
                 tell=lambda message, number=number: tell(number, message),  # type: ignore[misc]
                 end=lambda _: None,
                 log=lambda line, number=number: (
-                    world.said.append((world.now, line)) if not number else None
+                    world.log_lines.append((world.now, line)) if not number else None
                 ),  # type: ignore[misc]
                 redact=str,
             )
@@ -287,7 +287,7 @@ def test_a_day_of_jobs_that_work_has_no_alarm(live: Callable[[World], None], job
     world = World(job, 1, EACH)
     live(world)
     world.run_until(EACH)
-    assert world.said == []
+    assert world.log_lines == []
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -302,8 +302,8 @@ def test_a_job_that_stops_is_seen_after_the_limit(
     world = World(job, seed, 2 * EACH, stops)
     live(world)
     world.run_until(stops + 2 * LIMIT)
-    assert world.said, "no alarm"
-    when, line = world.said[0]
+    assert world.log_lines, "no alarm"
+    when, line = world.log_lines[0]
     assert when - world.prints[-1] >= LIMIT, line
     assert 0 < when - world.stops <= LIMIT * 1.6, line
     assert re.match(r"no rank has made progress for \d+ s: .*\(train\.py:7\)", line)

@@ -128,7 +128,7 @@ def test_a_hard_death_of_a_rank(tmp_path: Path, network: Network, number: int) -
         start_clock()
         statuses = [host.wait() for host in hosts]
         died = float(there.text.rpartition("] dies ")[2].split()[0])  # all hosts have one clock
-        seconds = max(host.ended for host in hosts) - died
+        seconds = max(host.end_time for host in hosts) - died
     failure_reports = [
         json.loads((host.base / "output/failure.json").read_text(encoding="utf-8"))
         for host in hosts

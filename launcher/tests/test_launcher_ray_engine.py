@@ -233,7 +233,7 @@ def test_what_dies_ends_both_hosts_with_its_cause(
         assert [host.wait() for host in left] == [status] * len(left), "".join(
             host.text for host in hosts
         )
-        end_time = max(host.ended for host in left)
+        end_time = max(host.end_time for host in left)
         moments = [line.split()[-1] for line in leader.text.splitlines() if "dies " in line]
         if moments:
             died = float(moments[0])

@@ -78,7 +78,7 @@ def dump(*calls: Made, ranks: int = 4) -> bytes:
     )
 
 
-def found_in(*dumps: bytes) -> tuple[tuple[str, ...], tuple[int, ...]]:
+def missing_calls_in(*dumps: bytes) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """The words and the ranks, after the way to the leader."""
     documents = json.loads(
         json.dumps(
@@ -154,11 +154,11 @@ LAST = f"rank 3 has not called {SIZES}, in which ranks 0-2 wait"
 def test_who_lacks_a_call(
     dumps: Sequence[Sequence[Made]], lines: list[str], ranks: tuple[int, ...]
 ) -> None:
-    assert found_in(*(dump(*calls) for calls in dumps)) == (tuple(lines), ranks)
+    assert missing_calls_in(*(dump(*calls) for calls in dumps)) == (tuple(lines), ranks)
 
 
 def test_a_rank_without_a_record_is_told_of_and_not_named() -> None:
-    lines, ranks = found_in(dump(DONE, WAITS), dump(DONE, WAITS), dump(DONE, WAITS))
+    lines, ranks = missing_calls_in(dump(DONE, WAITS), dump(DONE, WAITS), dump(DONE, WAITS))
     assert lines == (f"rank 3 left no record of {SIZES}, in which ranks 0-2 wait",)
     assert ranks == ()
 

@@ -768,7 +768,7 @@ def test_without_uv_only_files_of_pips_are_read(image: Image) -> None:
 
 
 # --- shown beforehand -----------------------------------------------------------------------------
-def made_for(document: Mapping[str, Json]) -> Environment:
+def environment_with(document: Mapping[str, Json]) -> Environment:
     image_manifest = parse_manifest(json.dumps({**manifest_document(), **document}), "made-up")
     return environment(
         manifest=image_manifest, code=Code("/opt/ml/code", entries=("requirements.txt", "train.py"))
@@ -777,7 +777,7 @@ def made_for(document: Mapping[str, Json]) -> Environment:
 
 def test_the_plan_shows_what_is_kept() -> None:
     protected = {f"nvidia-{name}": "1" for name in "abc"}
-    job_environment = made_for({"protected": {**PROTECTED, **protected}})
+    job_environment = environment_with({"protected": {**PROTECTED, **protected}})
     program = "/opt/trainworks/lib/trainworks_launcher/programs/install.py"
     assert plan(job_environment).requirements == (
         "/usr/bin/python",
@@ -797,6 +797,6 @@ def test_the_plan_shows_what_is_kept() -> None:
 
 
 def test_a_plan_without_requirements_says_nothing_of_them() -> None:
-    job_environment = environment(manifest=made_for({"protected": {**PROTECTED}}).manifest)
+    job_environment = environment(manifest=environment_with({"protected": {**PROTECTED}}).manifest)
     assert plan(job_environment).requirements == ()
     assert [row for row in explain(plan(job_environment), {}) if row.name == "requirements"] == []

@@ -88,9 +88,9 @@ class Job:
     """A leader, algo-1, and its actions."""
 
     def __init__(self) -> None:
-        self.ended: list[Outcome] = []
+        self.outcomes: list[Outcome] = []
         self.lines: list[str] = []
-        of_leader = Handlers(lambda _: None, self.ended.append, self.lines.append)
+        of_leader = Handlers(lambda _: None, self.outcomes.append, self.lines.append)
         of_worker = of_leader._replace(tell=self._tell)
         self.leader = CrashLoop("algo-1", True, of_leader)
         self.worker = CrashLoop("algo-2", False, of_worker)
@@ -130,7 +130,7 @@ def test_three_fruitless_restarts_of_all_hosts_end_a_job(
     job = Job()
     for judged, last in course:
         judged(job, last)
-    assert bool(job.ended) == ends
+    assert bool(job.outcomes) == ends
 
 
 def test_a_lost_host_begins_the_count_anew() -> None:
@@ -140,10 +140,10 @@ def test_a_lost_host_begins_the_count_anew() -> None:
         other(job, NOTHING)
     job.leader.begin_anew()
     own(job, NOTHING)
-    assert not job.ended
+    assert not job.outcomes
     own(job, NOTHING)
     own(job, NOTHING)
-    assert len(job.ended) == 1
+    assert len(job.outcomes) == 1
 
 
 def at(line: int, message: str) -> Outcome:
@@ -156,21 +156,21 @@ def test_the_same_failure_is_the_same_exception_at_the_same_line_whatever_it_say
     job = Job()
     for number in range(3):
         job.leader.judged(NOTHING, at(7, f"object at {number}"))
-    assert len(job.ended) == 1
+    assert len(job.outcomes) == 1
 
 
 def test_another_failure_is_a_step_further() -> None:
     job = Job()
     for line in range(9):
         job.leader.judged(NOTHING, at(line, "always the same"))
-    assert not job.ended
+    assert not job.outcomes
 
 
 def test_the_sentence_is_the_cause_beside_the_last_failure() -> None:
     job = Job()
     for failure in (None, FAILURE, None):
         job.leader.judged(NOTHING, failure)
-    (outcome,) = job.ended
+    (outcome,) = job.outcomes
     assert outcome.text.splitlines() == [
         "3 restarts in a row without a step further: ValueError: boom",
         "train.py on host algo-2: exit status 3",

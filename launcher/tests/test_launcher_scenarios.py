@@ -366,7 +366,7 @@ def test_hosts_end_together_after_the_last_one(
         assert statuses == [0, 0], text_of(hosts)
         first, last = sorted(moments(hosts, "end"))
         assert last - first > 3
-        assert_within(1, hosts[0].ended, end_time, text_of(hosts))
+        assert_within(1, hosts[0].end_time, end_time, text_of(hosts))
         for host in hosts:
             assert host.succeeded
             assert (host.base / "model/model").read_text(encoding="ascii") == "complete"

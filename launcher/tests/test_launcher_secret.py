@@ -77,8 +77,8 @@ def launcher_of_user(
     return Launcher(base, prefix=AS_USER, program=(*program, str(entry)), variables=environment)
 
 
-def looked_by_user() -> list[str]:
-    """Return the secrets that another process of that user reads of all its processes."""
+def lines_seen_by_user() -> list[str]:
+    """Return the lines of another process of that user that reads all its processes."""
     command = [*AS_USER, "/usr/bin/python3", "-IS", "-c", THIEF, SECRET]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
@@ -87,7 +87,7 @@ def looked_by_user() -> list[str]:
 def test_another_process_of_the_user_reads_the_secret_nowhere(tmp_path: Path) -> None:
     with launcher_of_user(tmp_path, READY, TRAINWORKS_JOB_SECRET=SECRET) as launcher:
         launcher.read_until("is ready")
-        lines = looked_by_user()
+        lines = lines_seen_by_user()
         rank = launcher.text.split("rank ")[1].split()[0]
         assert f"READ {rank} no" in "\n".join(lines), "the rank can be debugged"
         assert any(line.startswith("MEMORY " + rank) for line in lines)

@@ -58,7 +58,7 @@ def sdist_of(name: str, version: str, setup: str, **files: str) -> tuple[str, by
 class Index(ThreadingHTTPServer):
     """A package index on loopback; with a password, for those who have it.
 
-    ``asked`` has the paths of all requests.
+    ``requested_paths`` has the paths of all requests.
 
     ``says_hashes``: whether its pages say them. Folders of files, and small servers, do not.
     """
@@ -68,7 +68,7 @@ class Index(ThreadingHTTPServer):
     def __init__(self, files: Mapping[str, bytes], password: str = "") -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.files, self.password = dict(files), password
-        self.asked: list[str] = []
+        self.requested_paths: list[str] = []
         self.says_hashes = True
 
     @property
@@ -99,7 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         index = self.server
-        index.asked.append(self.path)
+        index.requested_paths.append(self.path)
         expected = base64.b64encode(f"{USER}:{index.password}".encode()).decode()
         if index.password and self.headers.get("Authorization") != f"Basic {expected}":
             self.answer(401, b"who are you?")

@@ -57,7 +57,7 @@ class Days:
     other: str = "one"
     packages: tuple[str, ...] = (PACKAGE,)
     layers: int = 1
-    made: list[str] = field(default_factory=list)
+    built: list[str] = field(default_factory=list)
 
     def lock(self) -> None:
         """Lock the state of today."""
@@ -111,7 +111,7 @@ class Days:
         image = build_image(
             spec, self.engine, BuildOptions(until="build", locked=locked, no_cache=no_cache)
         ).image
-        self.made.append(image.identifier)
+        self.built.append(image.identifier)
         return image
 
     def install_in_base(self, version: str) -> None:
@@ -181,7 +181,7 @@ def days(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Days]:
                 engine.remove(reference)
 
 
-def said_of(state: LockedArchive) -> str:
+def line_of_state(state: LockedArchive) -> str:
     return f"{state.suite} {state.date} {state.contents[:12]}"
 
 
@@ -209,7 +209,7 @@ def test_a_row_that_moves_renews_the_system_layers_and_no_other(days: Days) -> N
     second = days.build(locked=True)
     assert (days.version(second), second.labels[ARCHIVES_LABEL]) == (
         "2",
-        said_of(days.base.states[0]),
+        line_of_state(days.base.states[0]),
     )
     if days.same_bytes:
         same = [one == other for one, other in zip(first.layers, second.layers, strict=True)]
@@ -297,7 +297,7 @@ def test_where_only_todays_archive_is_the_image_says_so(
     right = days.build(locked=True, no_cache=True)
     assert (days.version(right), right.labels[ARCHIVES_LABEL]) == (
         "1",
-        said_of(days.base.states[0]),
+        line_of_state(days.base.states[0]),
     )
 
 
@@ -306,7 +306,7 @@ def test_the_same_packages_signed_again_are_the_same_state(days: Days) -> None:
     days.archive.sign("1", SECOND)
     state = days.base.states[0]
     again = days.build(snapshots=False, locked=True, no_cache=True)
-    assert again.labels[ARCHIVES_LABEL] == first.labels[ARCHIVES_LABEL] == said_of(state)
+    assert again.labels[ARCHIVES_LABEL] == first.labels[ARCHIVES_LABEL] == line_of_state(state)
     with Client(days.settings) as client:
         assert todays_states(days.base.row, days.settings, client, days.base.states) == (state,)
 

@@ -241,7 +241,7 @@ def label(request: pytest.FixtureRequest) -> list[str]:
     return [] if request.param == "the label names the layers" else [f"LABEL {LAYERS_LABEL}="]
 
 
-def said_of(built: BuiltByCommand, lines: list[str], cache: Path) -> str:
+def check_output(built: BuiltByCommand, lines: list[str], cache: Path) -> str:
     """Build an image of these lines on another one, check it, and return the
     lines that complain.
     """
@@ -279,14 +279,16 @@ def said_of(built: BuiltByCommand, lines: list[str], cache: Path) -> str:
 def test_breaks_of_files_are_named(
     docker_image: BuiltByCommand, label: list[str], tmp_path: Path
 ) -> None:
-    output = said_of(docker_image, [f"RUN {command}" for command, _ in FILES] + label, tmp_path)
+    output = check_output(
+        docker_image, [f"RUN {command}" for command, _ in FILES] + label, tmp_path
+    )
     assert {needle for _, needle in FILES if not re.search(needle, output)} == set(), output
 
 
 def test_breaks_of_the_configuration_are_named(
     docker_image: BuiltByCommand, tmp_path: Path
 ) -> None:
-    output = said_of(docker_image, [line for line, _ in SETTINGS], tmp_path)
+    output = check_output(docker_image, [line for line, _ in SETTINGS], tmp_path)
     assert [needle for _, needle in SETTINGS if not re.search(needle, output)] == [], output
 
 

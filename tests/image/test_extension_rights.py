@@ -190,7 +190,7 @@ def committed(repository: Path) -> str:
     ).stdout.strip()
 
 
-def said_by(engine: Engine, tag: str, *modules: str) -> dict[str, object]:
+def findings_of_modules(engine: Engine, tag: str, *modules: str) -> dict[str, object]:
     """Return the lists that modules of an image give of their findings."""
     program = (
         "import json, importlib as i; print(json.dumps({n:"
@@ -219,7 +219,9 @@ def test_a_setup_py_finds_nothing_of_this_machine(image: BuiltByCommand, folder:
     try:
         done = folder.extend(image.engine, image.reference)
         assert done.returncode == 0, done.stderr
-        files_by_source = said_by(image.engine, folder.tag, "of_folder", "of_git", "of_archive")
+        files_by_source = findings_of_modules(
+            image.engine, folder.tag, "of_folder", "of_git", "of_archive"
+        )
         assert files_by_source == {"of_folder": [], "of_git": [], "of_archive": []}
         assert (
             f"of-archive==1.0 \\\n    --hash=sha256:{hashlib.sha256(content).hexdigest()}\n"
@@ -309,7 +311,9 @@ def test_a_build_that_downloads_needs_an_option_which_its_error_names(
     try:
         allowed = folder.extend(docker_image.engine, docker_image.reference, "--build-network")
         assert allowed.returncode == 0, allowed.stderr
-        assert said_by(docker_image.engine, folder.tag, "downloads") == {"downloads": ["a route"]}
+        assert findings_of_modules(docker_image.engine, folder.tag, "downloads") == {
+            "downloads": ["a route"]
+        }
     finally:
         docker_image.engine.remove(folder.tag)
 
@@ -428,7 +432,7 @@ def test_the_lock_has_the_files_that_are_installed_whatever_their_source(
                 done = folder.extend(engine, image.reference, "--no-cache")
                 assert done.returncode == 0, done.stderr
                 assert lock_state in done.stderr
-                origins, lock = said_by(engine, folder.tag, *names), folder.lock
+                origins, lock = findings_of_modules(engine, folder.tag, *names), folder.lock
                 assert (origins["of_folder"], origins["by_path"], origins["of_page"]) == (
                     "folder",
                     "path",

@@ -113,7 +113,7 @@ class Case:
         plain: A call of uv with the same meaning, in a shell; ``""`` where uv
             by itself gives another answer.
         expected: Packages that are installed, beside or instead of those of the image.
-        said: Message of both doors.
+        message: Message of both doors.
         refused: Refusal of both doors; ``""`` where the project is installed.
         before: Commands of uv that a user has called in the folder.
         folder: Where the user stands.
@@ -125,7 +125,7 @@ class Case:
     job: str
     plain: str = ""
     expected: Mapping[str, str] = field(default_factory=dict)
-    said: str = ""
+    message: str = ""
     refused: str = ""
     before: tuple[str, ...] = ()
     folder: str = "."
@@ -208,7 +208,7 @@ CASES = {
         words=("-r", "requirements.txt"),
         job="-r requirements.txt",
         expected={"gamma": "1.0", "alpha": "2.0"},
-        said="torch==2.4.1 is not installed: this image keeps torch 2.13.0+cpu",
+        message="torch==2.4.1 is not installed: this image keeps torch 2.13.0+cpu",
     ),
     "a project": Case(
         files={"pyproject.toml": f'{HEAD}dependencies = ["beta", "gamma"]\n'},
@@ -328,7 +328,7 @@ CASES = {
         words=("-r", "pyproject.toml"),
         job="-r pyproject.toml",
         expected={"gamma": "1.0", "alpha": "2.0"},
-        said="the source of torch is not used: this image has its own",
+        message="the source of torch is not used: this image has its own",
     ),
     "uv.lock": Case(
         files={
@@ -404,7 +404,7 @@ CASES = {
         words=("-r", "pylock.toml"),
         job="-r pylock.toml",
         expected={"delta": "1.0"},
-        said="torch==2.4.1 is not installed: this image keeps torch 2.13.0+cpu",
+        message="torch==2.4.1 is not installed: this image keeps torch 2.13.0+cpu",
     ),
     "a lock with companions of another torch": Case(
         files={
@@ -428,7 +428,7 @@ CASES = {
         words=("-r", "pylock.toml"),
         job="-r pylock.toml",
         expected={"torchvision": "0.28.0"},
-        said=(
+        message=(
             "torchvision==0.26.0+cu128 goes with another torch:"
             " the release for torch 2.13.0+cpu is taken"
         ),
@@ -438,14 +438,14 @@ CASES = {
         words=("-r", "requirements.txt"),
         job="-r requirements.txt",
         expected={"torchvision": "0.28.0", "gamma": "1.0", "alpha": "2.0"},
-        said="torchvision==0.19.1 goes with another torch",
+        message="torchvision==0.19.1 goes with another torch",
     ),
     "companions of another torch in a project": Case(
         files={"pyproject.toml": f'{HEAD}dependencies = ["torch==2.4.1", "torchvision==0.19.1"]\n'},
         words=("-r", "pyproject.toml"),
         job="-r pyproject.toml",
         expected={"torchvision": "0.28.0"},
-        said="torchvision==0.19.1 goes with another torch",
+        message="torchvision==0.19.1 goes with another torch",
     ),
     "a script": Case(
         files={"train.py": SCRIPT},
@@ -849,8 +849,8 @@ def test_a_project_is_the_same_at_both_doors_and_for_uv(
         return
     assert job.returncode == 0, output
     assert extended.returncode == 0, extended.stderr
-    assert case.said in output
-    assert case.said in extended.stderr
+    assert case.message in output
+    assert case.message in extended.stderr
     locked = dict(
         requirement.split("==") for requirement in json.loads(extended.stdout)["requirements"]
     )

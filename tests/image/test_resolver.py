@@ -129,9 +129,9 @@ def test_files_are_for_the_base_and_downloaded_once(resolver: Resolver, index: I
     assert lock is not None, resolver.log
     (file,) = resolver.fetch(lock)
     assert file.file.name == "tagged-1.0-cp39-cp39-manylinux_2_28_aarch64.whl"
-    request_count = len(index.asked)
+    request_count = len(index.requested_paths)
     assert resolver.fetch(lock) == [file]
-    assert not [path for path in index.asked[request_count:] if path.startswith("/file/")]
+    assert not [path for path in index.requested_paths[request_count:] if path.startswith("/file/")]
     assert resolver.known_file(file.sha256) == file.file
 
 
@@ -166,7 +166,7 @@ def test_what_is_there_stays_where_it_fits_and_moves_where_it_does_not(
     assert sorted(wheel.version for wheel in there) == ["1", "1.0", "1.0+build", "1.5", "2.0"]
     assert resolver.lock(there, ("kept-one>1.0",), environment(index)) is None
     assert "kept-one" in resolver.log
-    assert [path for path in index.asked if "kept" in path] == []
+    assert [path for path in index.requested_paths if "kept" in path] == []
     assert locked("mine", "--reinstall-package=mine") == {"mine": "1.0"}
     # As the build of a companion that another index has.
     index.files |= dict([wheel_of("free", "2.0+build", "")])

@@ -140,7 +140,7 @@ def test_documents_of_another_image_that_were_signed_for_this_one(
 ) -> None:
     """Sign with a wrong variable in CI: cosign signs any document for any image."""
 
-    def said_of(*documents: str) -> str:
+    def message_of(*documents: str) -> str:
         assert check(tmp_path, list(documents)) == ProofError.exit_status
         return capsys.readouterr().err
 
@@ -148,15 +148,15 @@ def test_documents_of_another_image_that_were_signed_for_this_one(
         facts, tmp_path / "other", f"r.example.org/team/image@sha256:{'b' * 64}"
     ).documents()
     materials = line(CYCLONEDX, other["sbom.cdx.json"])
-    assert f"the bill of materials is about another image: sha256:{'b' * 64}" in said_of(
+    assert f"the bill of materials is about another image: sha256:{'b' * 64}" in message_of(
         line(PROVENANCE, other["provenance.json"]), materials
     )
-    assert "the bill of materials is about another image" in said_of(lines[0], materials)
-    assert "the provenance is of another bill of materials" in said_of(
+    assert "the bill of materials is about another image" in message_of(lines[0], materials)
+    assert "the provenance is of another bill of materials" in message_of(
         line(PROVENANCE, other["provenance.json"]), lines[1]
     )
     nowhere = tiny_proof(facts, tmp_path / "nowhere", "").documents()
-    assert "write it with `prove --pushed ADDRESS`" in said_of(
+    assert "write it with `prove --pushed ADDRESS`" in message_of(
         lines[0], line(CYCLONEDX, nowhere["sbom.cdx.json"])
     )
     # Those of both images side by side: the ones of this image are found.

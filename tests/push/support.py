@@ -155,7 +155,7 @@ class Tunnel:
 
     def __init__(self, port: int) -> None:
         self._target = port
-        self.asked: list[str] = []
+        self.requested_hosts: list[str] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._accepting = threading.Thread(target=self._accept, daemon=True)
@@ -177,7 +177,7 @@ class Tunnel:
                 if not more:
                     return
                 head += more
-            self.asked.append(head.split()[1].decode())
+            self.requested_hosts.append(head.split()[1].decode())
             with socket.create_connection(("127.0.0.1", self._target)) as server:
                 client.sendall(b"HTTP/1.1 200 here it is\r\n\r\n")
                 back = threading.Thread(target=self._pump, args=(server, client), daemon=True)

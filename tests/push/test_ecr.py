@@ -90,7 +90,7 @@ def test_a_repository_is_made_on_demand_and_aws_gives_the_login(
     for tag in ("1.0-20261121", "1.0"):
         assert f"  {HOST}/released/image:{tag}\n" in captured.err
     assert "created, with scan on push" in captured.err
-    assert set(tunnel.asked) == {f"{HOST}:443"}
+    assert set(tunnel.requested_hosts) == {f"{HOST}:443"}
     client = boto3.client("ecr", region_name=REGION)
     (repository,) = client.describe_repositories(repositoryNames=["released/image"])["repositories"]
     assert repository["imageScanningConfiguration"] == {"scanOnPush": True}
@@ -174,4 +174,4 @@ def test_without_aws_credentials_docker_s_login_is_taken(
     hostile.put_image("team/image", b"a layer")
     assert main(["promote", f"{hostile.host}/team/image:1.0", f"{HOST}/released/image"]) == 0
     assert "pip install 'trainworks[ecr]'" in capsys.readouterr().err
-    assert tunnel.asked
+    assert tunnel.requested_hosts

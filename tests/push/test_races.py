@@ -93,7 +93,7 @@ class Turns:
     """
 
     order: list[int]
-    ended: set[int] = field(default_factory=set)
+    ended_sides: set[int] = field(default_factory=set)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def wait(self, request: Request) -> bool:
@@ -108,13 +108,13 @@ class Turns:
         return False
 
     def _is_turn_of(self, side: int) -> bool:
-        while self.order and self.order[0] in self.ended:
+        while self.order and self.order[0] in self.ended_sides:
             self.order.pop(0)
         return not self.order or self.order[0] == side
 
     def end(self, side: int) -> None:
         with self.changed:
-            self.ended.add(side)
+            self.ended_sides.add(side)
             self.changed.notify_all()
 
 
