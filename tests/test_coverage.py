@@ -158,5 +158,5 @@ def test_a_reader_sees_what_is_there_and_why_not() -> None:
 
 
 def test_the_tree_has_what_was_asked_for(root: Path) -> None:
-    there = {path.name for path in root.iterdir()}
-    assert there >= {"images", "templates", "launcher", "build.py", "tests", "buildspec.yml"}
+    file_names = {path.name for path in root.iterdir()}
+    assert file_names >= {"images", "templates", "launcher", "build.py", "tests", "buildspec.yml"}

@@ -79,14 +79,14 @@ def test_a_wheel_has_every_file_of_its_tree(project: str, wheel_of: Callable[[st
             for name in archive.namelist()
             if ".dist-info/" not in name and ".data/" not in name
         }
-    there = {
+    project_files = {
         path.relative_to((ROOT / folder).parent).as_posix()
         for folder in PROJECTS[project]
         for path in (ROOT / folder).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert there
-    assert there - packed == set()
+    assert project_files
+    assert project_files - packed == set()
 
 
 @pytest.fixture

@@ -227,11 +227,11 @@ def test_processes_of_a_pod(message: str, devices: Devices, expected_processes: 
 @pytest.mark.parametrize("platform", [TRAIN_JOB, BATCH, DSTACK, SKYPILOT])
 def test_one_host_is_a_job_of_one_host(platform: dict[str, str]) -> None:
     count = next(name for name in platform if name.endswith(("NNODES", "NUM_NODES", "NODES_NUM")))
-    one = {**platform, count: "1"}
+    one_host = {**platform, count: "1"}
     for name in ("DSTACK_NODES_IPS", "DSTACK_MASTER_NODE_IP", "SKYPILOT_NODE_IPS"):
-        if name in one:
-            one[name] = ""  # not every backend gives an only node an address
-    node_plan = planned_here(one, "torch_distributed", index=0)
+        if name in one_host:
+            one_host[name] = ""  # not every backend gives an only node an address
+    node_plan = planned_here(one_host, "torch_distributed", index=0)
     assert (node_plan.control, "--master-addr=127.0.0.1" in node_plan.argv) == (None, True)
 
 

@@ -73,7 +73,9 @@ def test_every_phase_is_reached_and_leads_to_the_last_one(table: Table[IntEnum])
     def reached(phase: IntEnum) -> set[IntEnum]:
         reached_phases, new = {phase}, {phase}
         while new:
-            new = {follows for one in new for follows in table[one].values()} - reached_phases
+            new = {
+                follows for new_phase in new for follows in table[new_phase].values()
+            } - reached_phases
             reached_phases |= new
         return reached_phases
 
@@ -169,7 +171,7 @@ def test_what_an_event_does_to_the_leader(
             peer.say(dict(MESSAGES.get(event, {"type": event})))
         wait_until_read(peer, control.port, heard)
         assert role.phase.name == follows
-        assert [one.replace(" ", "_") for one in heard.calls[before:]] == messages
+        assert [call.replace(" ", "_") for call in heard.calls[before:]] == messages
 
 
 # --- the worker -----------------------------------------------------------------------------------

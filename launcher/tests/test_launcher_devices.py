@@ -108,9 +108,11 @@ def test_the_limit_of_locked_memory_does_not_hold_for_everybody(tmp_path: Path) 
 def test_without_devices_and_memory_efa_is_not_asked_for(
     usable: tuple[str, ...], closed: tuple[str, ...], locked: int | None, message: str
 ) -> None:
-    here = NO_GPU._replace(efa=usable, closed_efa=closed, locked_memory=locked)
+    host_devices = NO_GPU._replace(efa=usable, closed_efa=closed, locked_memory=locked)
     for hosts in ((), ("algo-1", "algo-2")):
-        node_plan = plan(environment(hosts=hosts, instance_type="ml.fast.xlarge", devices=here))
+        node_plan = plan(
+            environment(hosts=hosts, instance_type="ml.fast.xlarge", devices=host_devices)
+        )
         assert ("FI_PROVIDER" in node_plan.env) is (not message)
         lines = [
             line
@@ -123,12 +125,12 @@ def test_without_devices_and_memory_efa_is_not_asked_for(
 
 def test_a_user_cannot_ask_for_what_the_host_has_not() -> None:
     rdma = {"FI_EFA_USE_DEVICE_RDMA": "1"}
-    here = choose_fabric(manifest(), EFA, "ml.fabric.xlarge", 1, rdma)
+    fabric = choose_fabric(manifest(), EFA, "ml.fabric.xlarge", 1, rdma)
     why = "the EFA devices of ml.fabric.xlarge do not read remote memory: libfabric aborts"
-    assert here.warnings == (f"left out FI_EFA_USE_DEVICE_RDMA=1: {why}",)
+    assert fabric.warnings == (f"left out FI_EFA_USE_DEVICE_RDMA=1: {why}",)
     # Of an image whose libfabric needs no such variable, and still aborts.
     newer = manifest()._replace(fabric=())
-    assert choose_fabric(newer, EFA, "ml.fabric.xlarge", 1, rdma).warnings == here.warnings
+    assert choose_fabric(newer, EFA, "ml.fabric.xlarge", 1, rdma).warnings == fabric.warnings
     for kind, value in (
         ("ml.fast.xlarge", "1"),
         ("ml.unknown.xlarge", "1"),
@@ -237,11 +239,11 @@ def test_visible_gpus_are_counted_once_for_every_platform(variables: dict[str, s
 
 
 def test_no_visible_gpu_is_not_the_instance_types_number() -> None:
-    here = Devices(gpus=0, visible_gpus=())
+    host_devices = Devices(gpus=0, visible_gpus=())
     hyperparameters = {"sagemaker_torch_distributed_enabled": True}
     node_plan = plan(
         environment(
-            hyperparameters, hosts=("algo-1",), instance_type="ml.fast.xlarge", devices=here
+            hyperparameters, hosts=("algo-1",), instance_type="ml.fast.xlarge", devices=host_devices
         )
     )
     assert "--nproc-per-node=1" in node_plan.argv
@@ -259,8 +261,10 @@ def test_only_gpus_that_the_job_uses_are_judged() -> None:
 
 
 def test_gpus_that_were_left_out_on_purpose_are_not_missed() -> None:
-    here = Devices(gpus=1, visible_gpus=("0",))
-    job = make_job(environment(hosts=("algo-1",), instance_type="ml.fast.xlarge", devices=here))
+    host_devices = Devices(gpus=1, visible_gpus=("0",))
+    job = make_job(
+        environment(hosts=("algo-1",), instance_type="ml.fast.xlarge", devices=host_devices)
+    )
     checks = checks_of(job.environment, job.placement, job.network)
     assert checks is not None
     assert (checks.gpus, checks.row_gpus, checks.visible_gpus) == (1, 0, ("0",))

@@ -367,15 +367,15 @@ def test_another_hosts_plan_has_that_hosts_names_group_type_and_devices() -> Non
 def test_a_hosts_plan_is_the_same_from_wherever_it_is_asked_for(mode: str) -> None:
     config = of_group("algo-1", "trainers", "ml.fast.xlarge")
     table = Devices(gpus=8, cpus=96, efa=None)
-    here = environment({mode: "true"}, resource_config=config, devices=table)
-    there = environment(
+    own_environment = environment({mode: "true"}, resource_config=config, devices=table)
+    other_environment = environment(
         {mode: "true"},
         resource_config=of_group("algo-2", "loaders", "ml.plain.xlarge"),
         devices=Devices(gpus=0, cpus=96, efa=None),
         hostname="algo-2",
     )
-    assert plan(here, "algo-2") == plan(there)
-    assert plan(there, "algo-1") == plan(here)
+    assert plan(own_environment, "algo-2") == plan(other_environment)
+    assert plan(other_environment, "algo-1") == plan(own_environment)
 
 
 def test_options_are_words_with_or_without_an_equals_sign() -> None:

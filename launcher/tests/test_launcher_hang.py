@@ -358,13 +358,13 @@ def test_a_chart_of_any_job_has_one_width_and_a_bounded_height() -> None:
 
 def test_rows_survive_the_way_to_the_leader() -> None:
     """Ranks of one place go together, and a message has room for a host of any size."""
-    here = rows(*[WAITS] * 190, RankSample(LOCK, "S", "which sleeps"))
-    sent = json.dumps(outlier_rank.documents([row._replace(host="algo-2") for row in here]))
+    sample_rows = rows(*[WAITS] * 190, RankSample(LOCK, "S", "which sleeps"))
+    sent = json.dumps(outlier_rank.documents([row._replace(host="algo-2") for row in sample_rows]))
     assert len(sent) < 2000
     back = outlier_rank.read_documents("algo-2", json.loads(sent))
     assert (
         name_outliers(back, (), 60).cause
-        == name_outliers([row._replace(host="algo-2") for row in here], (), 60).cause
+        == name_outliers([row._replace(host="algo-2") for row in sample_rows], (), 60).cause
     )
     many = [
         Row(number, "algo-2", "code", f"f{number}" * 99, "x" * 999, "", ("y" * 999,) * 8)

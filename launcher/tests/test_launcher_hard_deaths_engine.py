@@ -123,11 +123,13 @@ def test_a_hard_death_of_a_rank(tmp_path: Path, network: Network, number: int) -
         hosts = stack.enter_context(
             job_on(network, tmp_path, script, hyperparameters, manifest=manifest, before=prefix)
         )
-        there = hosts[dying // ranks]
-        there.read_until("dies")
+        dying_host = hosts[dying // ranks]
+        dying_host.read_until("dies")
         start_clock()
         statuses = [host.wait() for host in hosts]
-        died = float(there.text.rpartition("] dies ")[2].split()[0])  # all hosts have one clock
+        died = float(
+            dying_host.text.rpartition("] dies ")[2].split()[0]
+        )  # all hosts have one clock
         seconds = max(host.end_time for host in hosts) - died
     failure_reports = [
         json.loads((host.base / "output/failure.json").read_text(encoding="utf-8"))

@@ -223,8 +223,8 @@ def test_a_library_that_the_image_lacks_is_a_warning_with_its_cost(
         line.endswith(f"the image has no {library}: training is slow")
         for line in plan(changed).warnings
     )
-    there = plan(with_components(job_environment, **{library: "1"}))
-    assert not any("has no" in line and library in line for line in there.warnings)
+    node_plan = plan(with_components(job_environment, **{library: "1"}))
+    assert not any("has no" in line and library in line for line in node_plan.warnings)
 
 
 # --- counts ---------------------------------------------------------------------------------------

@@ -208,10 +208,14 @@ def test_golden_differences(golden: Callable[[str, str], None]) -> None:
     """
     lines: list[str] = []
     for name, like in LIKE.items():
-        one, other = (SCENARIOS[scenario]().to_json().splitlines() for scenario in (like, name))
+        lines_alike, other = (
+            SCENARIOS[scenario]().to_json().splitlines() for scenario in (like, name)
+        )
         # Without the numbers of lines, which a change far away would move.
         differing = [
-            line for line in difflib.unified_diff(one, other, n=0, lineterm="") if line[1:2] == " "
+            line
+            for line in difflib.unified_diff(lines_alike, other, n=0, lineterm="")
+            if line[1:2] == " "
         ]
         shown = [
             f"{line[0]} {line[1:].strip()}"

@@ -316,13 +316,13 @@ def test_plan_of_another_node_is_that_of_its_first_task() -> None:
 
 
 def test_tasks_of_one_node_have_a_control_channel() -> None:
-    one = {
+    step_variables = {
         "SLURM_STEP_NODELIST": "fn1",
         "SLURM_STEP_NUM_NODES": "1",
         "SLURM_STEP_TASKS_PER_NODE": "4",
         "SLURM_NODEID": "0",
     }
-    node_plan = planned({**SLURM_TASK, **one, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
+    node_plan = planned({**SLURM_TASK, **step_variables, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
     assert node_plan.control is not None
     assert (node_plan.role, node_plan.member, node_plan.env["MASTER_ADDR"]) == (
         "leader",

@@ -328,10 +328,12 @@ def test_ranks_of_mpirun_do_not_get_the_plugins_of_slurms_server(tmp_path: Path)
     assert node_plan.hidden_from_ranks == ("PMI_", "PMIX_")
     runtime = JobDirectory({"TMPDIR": str(tmp_path), **SLURM_NODE, **PMIX}, {})
     runtime.write_rank_environment("/", node_plan.hidden_from_ranks)
-    document = json.loads((runtime.path / "environment.json").read_text())["env"]
+    rank_environment = json.loads((runtime.path / "environment.json").read_text())["env"]
     runtime.remove()
-    assert [name for name in document if name.startswith("PMI")] == []
-    assert document["SLURM_JOB_ID"] == SLURM_NODE["SLURM_JOB_ID"], "a script may ask for its job"
+    assert [name for name in rank_environment if name.startswith("PMI")] == []
+    assert rank_environment["SLURM_JOB_ID"] == SLURM_NODE["SLURM_JOB_ID"], (
+        "a script may ask for its job"
+    )
     tasks = planned({**SLURM_TASK, **PMIX}, "none")
     assert (tasks.hidden, tasks.hidden_from_ranks) == ((), ()), "srun's own ranks need them"
 

@@ -96,8 +96,8 @@ def compare(
     for step in range(STEPS):
         x, y = data(step, BATCH * replicas)
         optimizer.zero_grad()
-        here = slice(mine * BATCH, (mine + 1) * BATCH)
-        _, loss = train(model, x[here], y[here])
+        own_rows = slice(mine * BATCH, (mine + 1) * BATCH)
+        _, loss = train(model, x[own_rows], y[own_rows])
         reference_optimizer.zero_grad()
         losses = []
         for xs, ys in zip(

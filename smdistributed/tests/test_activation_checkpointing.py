@@ -167,10 +167,10 @@ def _kept_bytes() -> dict[str, int]:
 
 def test_fewer_activations_are_kept() -> None:
     kept_bytes = run_ranks(1, _kept_bytes)[0]
-    one = 32 * 64 * 4
-    assert kept_bytes["none"] > 8 * one
-    assert kept_bytes["each"] < 6 * one
-    assert kept_bytes["contiguous"] < 2.5 * one
+    activation_bytes = 32 * 64 * 4
+    assert kept_bytes["none"] > 8 * activation_bytes
+    assert kept_bytes["each"] < 6 * activation_bytes
+    assert kept_bytes["contiguous"] < 2.5 * activation_bytes
 
 
 def _split(automatic: bool) -> list[str]:

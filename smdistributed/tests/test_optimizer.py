@@ -16,10 +16,10 @@ from ranks import RankError, run_ranks
 # Every optimizer of torch, with its arguments beside the parameters. LBFGS cannot be split.
 NAMES = sorted(
     name
-    for name, one in vars(torch.optim).items()
-    if isinstance(one, type)
-    and issubclass(one, torch.optim.Optimizer)
-    and one is not torch.optim.Optimizer
+    for name, optimizer_type in vars(torch.optim).items()
+    if isinstance(optimizer_type, type)
+    and issubclass(optimizer_type, torch.optim.Optimizer)
+    and optimizer_type is not torch.optim.Optimizer
 )
 
 
@@ -352,7 +352,12 @@ def _sharded(shard: bool) -> dict[str, Any]:
         train(model, batch(number).chunk(2)[smp.dp_rank()])
         norms.append(optimizer.clip_master_grads(0.1))
         optimizer.step()
-    elements = sum(v.numel() for one in optimizer.state.values() for v in one.values() if v.dim())
+    elements = sum(
+        v.numel()
+        for parameter_state in optimizer.state.values()
+        for v in parameter_state.values()
+        if v.dim()
+    )
     grads = all(p.grad is not None for p in model.local_parameters())
     own, gathered = optimizer.local_state_dict(gather_if_shard=False), optimizer.local_state_dict()
     full_state = optimizer.state_dict()
@@ -380,22 +385,24 @@ def test_two_replicas_of_two_partitions(shard: bool) -> None:
         return plain[0]
 
     want = alone(make, clip=0.1)
-    for one in ranks:
+    for rank_result in ranks:
         for key, value in want.items():
-            assert torch.allclose(one["parameters"][key], value, atol=1e-10, rtol=0)
-        assert one["norms"] == ranks[0]["norms"]
-        assert one["grads"]
+            assert torch.allclose(rank_result["parameters"][key], value, atol=1e-10, rtol=0)
+        assert rank_result["norms"] == ranks[0]["norms"]
+        assert rank_result["grads"]
         for index, values in plain[0].state_dict()["state"].items():
             for key, value in values.items():
-                assert torch.allclose(one["whole"]["state"][index][key], value, atol=1e-10, rtol=0)
+                assert torch.allclose(
+                    rank_result["whole"]["state"][index][key], value, atol=1e-10, rtol=0
+                )
     sizes = {0: 24, 1: 36, 2: 12}
     if shard:  # state is on its owner only: two numbers for each element
-        assert [one["own"] for one in ranks] == [{1}, {2}, {0}, set()]
-        for one in ranks:
-            assert one["elements"] == 2 * sum(sizes[i] for i in one["own"])
-        assert [one["gathered"] for one in ranks] == [{0, 1}, {2}, {0, 1}, {2}]
+        assert [rank_result["own"] for rank_result in ranks] == [{1}, {2}, {0}, set()]
+        for rank_result in ranks:
+            assert rank_result["elements"] == 2 * sum(sizes[i] for i in rank_result["own"])
+        assert [rank_result["gathered"] for rank_result in ranks] == [{0, 1}, {2}, {0, 1}, {2}]
     else:
-        assert [one["elements"] for one in ranks] == [120, 24, 120, 24]
+        assert [rank_result["elements"] for rank_result in ranks] == [120, 24, 120, 24]
 
 
 # --- LAMB, NovoGrad and Adam ----------------------------------------------------------------------

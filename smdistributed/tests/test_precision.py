@@ -148,8 +148,8 @@ def _trains(name: str, scale: float | None) -> dict[str, Any]:
         assert torch.equal(parameter, master.to(dtype))
     full_state = optimizer.state_dict()["_smp_precision"]["masters"]
     assert all(
-        one["exp_avg"].dtype == torch.float32
-        for one in optimizer.local_state_dict()["state"].values()
+        parameter_state["exp_avg"].dtype == torch.float32
+        for parameter_state in optimizer.local_state_dict()["state"].values()
     )
     # The script changes the model: the masters follow where they differ.
     masters = {index: master.clone() for index, (_, master) in optimizer._smp_masters.pairs.items()}
@@ -174,13 +174,13 @@ def test_half_precision_equals_one_process_with_masters(name: str, scale: float)
     norms, masters = alone(dtype, 6, 0.5, 2e-3)
     ranks = run_ranks(2, _trains, name, scale)
     assert ranks[0]["losses"] == ranks[1]["losses"]
-    for one in ranks:
+    for rank_result in ranks:
         # A scale that is a power of two changes no digit, but for fp16 gradients too small for it.
         tolerance = 1e-6 if scale == 1.0 else 1e-2
-        assert one["norms"] == pytest.approx(norms, rel=tolerance)
+        assert rank_result["norms"] == pytest.approx(norms, rel=tolerance)
         for index, master in enumerate(masters):
             tolerance = 1e-6 if scale == 1.0 else 1e-4
-            assert torch.allclose(one["masters"][index], master, atol=tolerance)
+            assert torch.allclose(rank_result["masters"][index], master, atol=tolerance)
 
 
 def _small_updates() -> list[float]:
@@ -233,7 +233,7 @@ def _overflow() -> dict[str, Any]:
         if number == 20 and smp.pp_rank() == 1:  # on one rank only: all skip
             next(iter(model.local_parameters())).grad.view(-1)[0] = float("inf")
         before = [p.detach().clone() for p in model.local_parameters()]
-        steps = sum([float(one["step"]) for one in optimizer.state.values()])
+        steps = sum([float(state["step"]) for state in optimizer.state.values()])
         norm = optimizer.clip_master_grads(1.0)
         optimizer.step()
         if optimizer.overflow:
@@ -241,7 +241,7 @@ def _overflow() -> dict[str, Any]:
             assert all(
                 torch.equal(a, b) for a, b in zip(before, model.local_parameters(), strict=True)
             )
-            assert sum([float(one["step"]) for one in optimizer.state.values()]) == steps
+            assert sum([float(state["step"]) for state in optimizer.state.values()]) == steps
         else:
             assert norm > 0
         seen.append((optimizer.overflow, optimizer.loss_scale))
@@ -348,15 +348,15 @@ def _tensor() -> dict[str, Any]:
     plain = torch.optim.AdamW(network().parameters(), lr=0.05)
     plain.load_state_dict(full_state)
     averages = {
-        index: one["exp_avg"].clone()
-        for index, one in optimizer.local_state_dict()["state"].items()
+        index: parameter_state["exp_avg"].clone()
+        for index, parameter_state in optimizer.local_state_dict()["state"].items()
     }
     optimizer.load_state_dict(full_state)
     for index, one in optimizer.local_state_dict()["state"].items():
         assert torch.equal(one["exp_avg"], averages[index])
     return {
         "norms": norms,
-        "state": {index: one["exp_avg"] for index, one in plain.state_dict()["state"].items()},
+        "state": {index: state["exp_avg"] for index, state in plain.state_dict()["state"].items()},
     }
 
 
@@ -370,9 +370,9 @@ def test_clip_counts_split_parameters_once() -> None:
         largest = max(float(p.grad.abs().max()) for p in model.parameters() if p.grad is not None)
         norms.append((largest, float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3))))
         optimizer.step()
-    for one in run_ranks(2, _tensor):
-        assert torch.tensor(one["norms"]).allclose(torch.tensor(norms), rtol=1e-5)
-        for index, value in one["state"].items():
+    for rank_result in run_ranks(2, _tensor):
+        assert torch.tensor(rank_result["norms"]).allclose(torch.tensor(norms), rtol=1e-5)
+        for index, value in rank_result["state"].items():
             assert torch.allclose(
                 value, optimizer.state_dict()["state"][index]["exp_avg"], atol=1e-6
             )

@@ -130,8 +130,8 @@ def _plain_backward(settings: dict[str, Any], norm: float) -> list[torch.Tensor]
         with torch.no_grad():  # between two passes that add up
             model(x)
             evaluate(model, x)
-        here = slice(4 * smp.rank(), 4 * smp.rank() + 4)
-        functional.nll_loss(model(x[here]), y[here]).backward()  # type: ignore[no-untyped-call]
+        own_rows = slice(4 * smp.rank(), 4 * smp.rank() + 4)
+        functional.nll_loss(model(x[own_rows]), y[own_rows]).backward()  # type: ignore[no-untyped-call]
         if number % 2:
             gradients = [p.grad for p in model.parameters() if p.grad is not None]
             norm_found = torch.nn.utils.get_total_norm(gradients, norm)
@@ -504,7 +504,7 @@ def _resumes(path: str, settings: dict[str, Any], how: str) -> dict[str, torch.T
 def test_a_checkpoint_goes_on(world: int, how: str, half: bool, tmp_path: Path) -> None:
     settings = config(2, bf16=half)
     expected = run_ranks(world, _saves, str(tmp_path), settings)[0]
-    names = sorted(one.name for one in (tmp_path / "one_partial").iterdir())
+    names = sorted(path.name for path in (tmp_path / "one_partial").iterdir())
     halves = ["fp16_states_0_0_0.pt", "fp16_states_0_0_1.pt"] if half else []
     parts = [f"{kind}_0_0_{part}.pt" for kind in ("model", "optimizer") for part in (0, 1)]
     assert names == sorted([*halves, *parts, "partition.pt", "user_content.pt"])

@@ -90,7 +90,7 @@ def difference(folder: str, number: int, program: Program) -> float:
     losses: list[float] = []
     for step in range(1, steps + 1):
         losses += [output.item() for output in train(model, *batch(step), step).outputs]
-    differences = [abs(one - other) for one, other in zip(losses, expected, strict=True)]
+    differences = [abs(loss - other) for loss, other in zip(losses, expected, strict=True)]
     gradients = {name: parameter.grad for name, parameter in plain.named_parameters()}
     for name, parameter in model.local_named_parameters():
         mine, theirs = parameter.grad, gradients[name]

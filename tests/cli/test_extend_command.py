@@ -856,9 +856,9 @@ def test_what_is_installed_is_imported(files: dict[str, str], message: str, tmp_
     folder = tmp_path / "lib" / "python" / "site-packages"
     installed(folder, "first", {"first.py": ""})
     installed(folder, "subject", files, entry_points="[host_of_plugins.readers]\nx = plugin:x\n")
-    here = Here({**os.environ, "PYTHONPATH": str(folder)})
+    container = Here({**os.environ, "PYTHONPATH": str(folder)})
     names = ("first", "subject")
-    answer = ask_program(here, (sys.executable,), IMPORTS, names, timeout=60)
+    answer = ask_program(container, (sys.executable,), IMPORTS, names, timeout=60)
     lines = answer["failed"]
     assert len(lines) == bool(message)
     assert all(

@@ -71,9 +71,9 @@ def train(device: str, kind: str, backend: str) -> float:
             optimizer.step()
             optimizer.zero_grad()
     worst = 0.0
-    for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+    for plain_parameter, other in zip(plain.parameters(), model.parameters(), strict=True):
         full_tensor: Any = other.full_tensor() if hasattr(other, "full_tensor") else other
-        worst = max(worst, (one - full_tensor).abs().max().item())
+        worst = max(worst, (plain_parameter - full_tensor).abs().max().item())
     dist.barrier()
     dist.destroy_process_group()
     return worst

@@ -56,10 +56,10 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
     )[: None if device == "cuda" else 1]:
         figures[title] = near(title, worst(job(count, "losses", config=config), alone), 1e-10)
     for kind, limit in list(HALVES.items())[: None if device == "cuda" else 1]:
-        one = job(1, "losses", config={kind: True})[0]
+        alone_losses = job(1, "losses", config={kind: True})[0]
         title = f"2 partitions, {kind}"
         figures[title] = near(
-            title, worst(job(2, "losses", config={**SPLIT, kind: True}), one), limit
+            title, worst(job(2, "losses", config={**SPLIT, kind: True}), alone_losses), limit
         )
     with tempfile.TemporaryDirectory() as folder:
         for partial in (True, False):

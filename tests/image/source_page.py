@@ -333,12 +333,12 @@ def make_base_images(folder: Path, base: str, registry: str) -> dict[str, str]:
         for words in (("build", "--quiet", "--tag", name, str(folder)), ("push", "--quiet", name)):
             subprocess.run(("docker", *words), check=True, capture_output=True, timeout=900)
         words = ("docker", "inspect", "--format", '{{join .RepoDigests " "}}', name)
-        result = subprocess.run(
+        output = subprocess.run(
             words, check=True, capture_output=True, text=True, timeout=300
         ).stdout
         # An earlier run's registry may have had the same image.
         (digests[tag],) = {
-            word.rpartition("@")[2] for word in result.split() if word.startswith(f"{registry}/")
+            word.rpartition("@")[2] for word in output.split() if word.startswith(f"{registry}/")
         }
     shutil.rmtree(folder)
     return digests

@@ -212,7 +212,10 @@ def test_a_row_that_moves_renews_the_system_layers_and_no_other(days: Days) -> N
         line_of_state(days.base.states[0]),
     )
     if days.same_bytes:
-        same = [one == other for one, other in zip(first.layers, second.layers, strict=True)]
+        same = [
+            first_layer == other
+            for first_layer, other in zip(first.layers, second.layers, strict=True)
+        ]
         assert same == [*[True] * (len(same) - 2), False, True]
         # An image that was built before under the name says nothing about this one.
         days.base = of_first
@@ -266,9 +269,9 @@ def test_a_bootstrapped_base_has_the_release_and_no_update(days: Days, tmp_path:
     days.archive.requests.clear()
     base_identifier = bootstrap(debian, tmp_path / "base.tar", settings, lambda _line: None)
     assert days.archive.requests == []
-    there = days.engine.inspect(debian.name)
-    assert there is not None
-    assert base_identifier.rpartition(":")[2] == there.identifier.rpartition(":")[2]
+    base_image = days.engine.inspect(debian.name)
+    assert base_image is not None
+    assert base_identifier.rpartition(":")[2] == base_image.identifier.rpartition(":")[2]
     with days.engine.container(debian.name) as container:
         recorded = container.run(("cat", RECORD)).output.splitlines()
     assert [line.split()[0] for line in recorded] == [debian.row.suite]

@@ -676,7 +676,10 @@ def test_rights(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name).chmod(mode)
     contents = stock(tmp_path)
-    assert {(one["path"], one["rights"]) for one in contents["privileged"]} == {
+    assert {
+        (privileged_file["path"], privileged_file["rights"])
+        for privileged_file in contents["privileged"]
+    } == {
         ("/usr/bin/user", "setuid"),
         ("/usr/bin/group", "setgid"),
     }
@@ -695,7 +698,9 @@ def test_capabilities_are_rights_too(tmp_path: Path) -> None:
         )
     except OSError as error:
         pytest.skip(f"NOT TESTED: this file system takes no capabilities: {error}")
-    assert [one["rights"] for one in stock(tmp_path)["privileged"]] == ["capabilities"]
+    assert [privileged_file["rights"] for privileged_file in stock(tmp_path)["privileged"]] == [
+        "capabilities"
+    ]
 
 
 def test_facts_of_known_files_are_absolute_and_name_no_path_twice(facts: Facts) -> None:

@@ -338,10 +338,10 @@ def test_what_the_base_does_not_keep_moves_and_archives_are_built(
         " for each in m.distributions()]; print(fsspec.__version__, len(names) - len(set(names)),"
         " bool(importlib.util.find_spec('sagemaker_training')))"
     )
-    result = docker_image.engine.run(
+    output = docker_image.engine.run(
         project.tag, Job(command=("python", "-c", program), timeout=120)
     ).output
-    assert result.splitlines()[-1] == "2024.9.0 0 True"
+    assert output.splitlines()[-1] == "2024.9.0 0 True"
     again = project.extend(docker_image.engine, docker_image.reference, "--until", "build")
     assert "nothing changed since this image was built" in again.stderr
     # Without archives there is no release of today, and the user is told.

@@ -190,15 +190,15 @@ def test_a_base_gets_no_setting_of_this_machine_for_its_debian_packages(
         try:
             done = command(tmp_path / "home", "extend", *words, "--tag", name, "--engine", "docker")
             assert done.returncode in (0, ImageTestError.exit_status), done.stderr
-            there = engine.run(
+            tree_result = engine.run(
                 name,
                 Job(command=("sh", "-c", "tree --version; apt-mark showmanual"), isolated="asked"),
             )
         finally:
             for reference in (base, name):
                 engine.remove(reference)
-    assert there.output.startswith("tree v")
-    assert "tree" in there.output.split()
+    assert tree_result.output.startswith("tree v")
+    assert "tree" in tree_result.output.split()
     assert not [caught_line for caught_line in caught if caught_line != b"CAUGHT "]
 
 
@@ -266,8 +266,8 @@ def frameworks(folder: Path, **files: str) -> Frameworks:
         (folder / f"{name}.py").write_text(text)
     start = f"import site; site.addsitedir({str(folder)!r})\n"
     (folder / "sitecustomize.py").write_text(start)
-    here = Here({**os.environ, "PYTHONPATH": str(folder)})
-    return ask_program(here, (sys.executable,), FRAMEWORKS, {"torch": True}, timeout=300)
+    container = Here({**os.environ, "PYTHONPATH": str(folder)})
+    return ask_program(container, (sys.executable,), FRAMEWORKS, {"torch": True}, timeout=300)
 
 
 TORCH = "__version__ = '9.9'\nclass version: cuda = '12.1'\n"
@@ -302,8 +302,10 @@ def test_a_torch_that_ends_the_process_is_no_pass(tmp_path: Path) -> None:
 def test_an_import_that_never_happened_is_no_success(tmp_path: Path) -> None:
     (tmp_path / "zz.pth").write_text("import os; os._exit(0)\n")
     (tmp_path / "sitecustomize.py").write_text(f"import site; site.addsitedir({str(tmp_path)!r})\n")
-    here = Here({**os.environ, "PYTHONPATH": str(tmp_path)})
-    assert "does not answer" in probe_request.can_import(here, sys.executable, "json", timeout=300)
+    container = Here({**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert "does not answer" in probe_request.can_import(
+        container, sys.executable, "json", timeout=300
+    )
 
 
 SOUND: dict[str, Any] = {"version": [3, 11], "torch": "", "cuda": "", "nccl": False, "error": ""}

@@ -101,8 +101,8 @@ def answer(root: Path, environment: Mapping[str, str] | None = None, **parts: ob
     """Ask as an image is asked, in a child, with a folder as the image's root."""
     request = probe_request.request_of((), IMAGE, python=sys.executable)
     request.update(typing.cast("Request", {"root": str(root), **parts}))
-    here = Here({"PATH": "/usr/bin:/bin", **(environment or {})})
-    return probe_request.ask(here, request, interpreter=sys.executable)
+    container = Here({"PATH": "/usr/bin:/bin", **(environment or {})})
+    return probe_request.ask(container, request, interpreter=sys.executable)
 
 
 def ask(
@@ -331,9 +331,11 @@ def test_globs_distributions_and_sizes(tmp_path: Path) -> None:
     gcc, nothing = ask(tmp_path, *checks)
     assert (gcc[:-1], nothing) == (["/usr/gcc-12"], [])
     contents = answer(tmp_path, distributions=True, sizes=True)
-    assert [one["version"] for one in contents["distributions"] if one["name"] == "pytest"] == [
-        pytest.__version__
-    ]
+    assert [
+        distribution["version"]
+        for distribution in contents["distributions"]
+        if distribution["name"] == "pytest"
+    ] == [pytest.__version__]
     assert [tuple(size) for size in contents["sizes"]] == [
         ("/usr/lib/deep/site-packages/big", 1000)
     ]
@@ -646,7 +648,7 @@ def test_key_that_another_layer_deletes_is_found(backwards: bool) -> None:
     ]
     layers_in_order = reversed(layers) if backwards else layers
     secrets_found = secrets.scan_layers(layers_in_order)
-    assert {(one.path, one.where, one.deleted_in) for one in secrets_found} == {
+    assert {(finding.path, finding.where, finding.deleted_in) for finding in secrets_found} == {
         ("etc/ssh/ssh_host_rsa_key", "layer sha256:aaa", "layer sha256:bbb"),
         ("srv/keys/one", "layer sha256:aaa", "layer sha256:bbb"),
     }
@@ -719,7 +721,7 @@ def test_history_labels_and_environment() -> None:
             'RUN http_proxy= HTTPS_PROXY="$proxy" TOKEN=$(cat /run/secrets/token) true',
         ),
     ]
-    assert [(one.where[5], one.rule) for one in secrets.scan_texts(texts)] == [
+    assert [(finding.where[5], finding.rule) for finding in secrets.scan_texts(texts)] == [
         ("1", "proxy of the build host"),
         ("2", "secret in a variable"),
         ("3", "credentials in a URL"),

@@ -66,8 +66,8 @@ def ask(folder: Path, *, names: str = "", **sources: str) -> list[imports.Import
         )
         (information / "RECORD").write_text(f"{name}.py,,\n{information.name}/RECORD,,\n")
     module_names = [*sources, *names.split()]
-    here = Here({"PYTHONPATH": str(folder)})
-    answer = ask_program(here, (sys.executable,), IMPORTS, module_names, timeout=300)
+    container = Here({"PYTHONPATH": str(folder)})
+    answer = ask_program(container, (sys.executable,), IMPORTS, module_names, timeout=300)
     assert answer["asked"] == len(module_names)
     return answer["failed"]
 

@@ -978,14 +978,14 @@ def test_a_dockerfile_on_ours_keeps_torch_or_fails(
             "cd /tmp; cat pip.status pip.txt; echo; cat uv.status uv.txt c.status c.txt; head -c"
             " 300 lifted.json"
         )
-        result = engine.run(tag, Job(command=("sh", "-c", read), timeout=120)).output
+        output = engine.run(tag, Job(command=("sh", "-c", read), timeout=120)).output
         listed = engine.run(tag, Job(command=("python", "-c", LISTING), timeout=120)).output
     finally:
         engine.remove(tag)
-    assert result.startswith("1\n")
-    assert "The user requested (constraint) torch==2.13.0+cpu" in result
-    assert "\n1\n" in result
+    assert output.startswith("1\n")
+    assert "The user requested (constraint) torch==2.13.0+cpu" in output
+    assert "\n1\n" in output
     # The second one has constraints of its own, which take the place of the variable's.
-    assert result.count("you require torch==2.0.0 and torch==2.13.0+cpu") == 2
+    assert output.count("you require torch==2.0.0 and torch==2.13.0+cpu") == 2
     document = json.loads(listed.splitlines()[-1])
     assert (document["torch"], document["gamma"], document["beta"]) == ("2.13.0+cpu", "1.0", "1.0")

@@ -275,7 +275,7 @@ def test_their_debian_packages_are_there_or_the_page_says_what_instead(
         'apt-get update >&2 && apt-get install -s -y "$@" > /dev/null;'
         ' shift 2; apt-get install -s -y "$@" >&2'
     )
-    there = sorted(names - NOT_THERE)
+    available = sorted(names - NOT_THERE)
     assert len(NOT_THERE) == 2
     done = inside(
         docker_image,
@@ -286,7 +286,7 @@ def test_their_debian_packages_are_there_or_the_page_says_what_instead(
         command,
         "sh",
         *NOT_THERE,
-        *there,
+        *available,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert set(re.findall(r"Unable to locate package (\S+)", done.stderr)) == NOT_THERE

@@ -109,10 +109,10 @@ def test_the_first_jobs_of_the_readme(project: Path) -> None:
 @pytest.mark.usefixtures("docker_image")
 def test_the_first_jobs_of_the_page_on_jobs(project: Path) -> None:
     """One container, then two, in one shell: the second block goes on where the first one ends."""
-    one = block_of("docs/jobs.md", "cd my-project")
+    first_block = block_of("docs/jobs.md", "cd my-project")
     two = block_of("docs/jobs.md", "docker network create two")
     try:
-        printed = played(one + two, project)
+        printed = played(first_block + two, project)
     finally:
         subprocess.run(
             ("docker", "rm", "--force", "node-1", "node-2"), check=False, capture_output=True

@@ -151,20 +151,26 @@ def test_what_is_there_stays_where_it_fits_and_moves_where_it_does_not(
     index.says_hashes = False
 
     def locked(*words: str, **before: str) -> dict[str, str]:
-        lock = resolver.lock(there, words, environment(index), before)
+        lock = resolver.lock(base_distributions, words, environment(index), before)
         assert lock is not None, resolver.log
         for wheel in resolver.fetch(lock):
-            there.add(wheel.file)
+            base_distributions.add(wheel.file)
         return {row["name"]: row["version"] for row in lock.rows}
 
-    there = described(resolver)
+    base_distributions = described(resolver)
     assert locked("mine", other="1.0") == {"mine": "1.0", "other": "1.0"}
     assert locked("mine") == {}
     assert locked("third") == {"third": "1", "other": "1.5"}
     assert locked("kept-one", "free", "--no-binary=:all:") == {}
     assert locked("free>1.0", "mine") == {"free": "2.0"}
-    assert sorted(wheel.version for wheel in there) == ["1", "1.0", "1.0+build", "1.5", "2.0"]
-    assert resolver.lock(there, ("kept-one>1.0",), environment(index)) is None
+    assert sorted(wheel.version for wheel in base_distributions) == [
+        "1",
+        "1.0",
+        "1.0+build",
+        "1.5",
+        "2.0",
+    ]
+    assert resolver.lock(base_distributions, ("kept-one>1.0",), environment(index)) is None
     assert "kept-one" in resolver.log
     assert [path for path in index.requested_paths if "kept" in path] == []
     assert locked("mine", "--reinstall-package=mine") == {"mine": "1.0"}
@@ -175,7 +181,7 @@ def test_what_is_there_stays_where_it_fits_and_moves_where_it_does_not(
     alone = resolver.lock(nothing, ("mine",), environment(index))
     assert alone is not None, resolver.log
     assert [row["name"] for row in alone.rows] == ["free", "kept-one", "mine", "other"]
-    assert resolver.lock(there, ("absent",), environment(index)) is None
+    assert resolver.lock(base_distributions, ("absent",), environment(index)) is None
     assert "absent" in resolver.log
 
 
@@ -188,10 +194,10 @@ def test_all_lines_have_hashes_where_they_have_to(
     digest = hashlib.sha256(files["hashed-1.0-py3-none-any.whl"]).hexdigest()
     lines.write_text(f"hashed==1.0 --hash=sha256:{digest}\n")
     words = ("-r", str(lines), "--require-hashes")
-    there = described(resolver)
-    assert resolver.lock(there, words, environment(index)) is None
+    base_distributions = described(resolver)
+    assert resolver.lock(base_distributions, words, environment(index)) is None
     assert resolver.log == "error: --require-hashes: no line has a hash of bare"
-    assert resolver.lock(there, (*words, "--no-deps"), environment(index)) is not None
+    assert resolver.lock(base_distributions, (*words, "--no-deps"), environment(index)) is not None
 
 
 def test_a_hash_of_the_users_own_is_what_counts(
@@ -201,10 +207,10 @@ def test_a_hash_of_the_users_own_is_what_counts(
     index.files[name] = content
     lines = tmp_path / "requirements.txt"
 
-    there = described(resolver)
+    base_distributions = described(resolver)
 
     def fetched() -> list[FetchedFile]:
-        lock = resolver.lock(there, ("-r", str(lines)), environment(index))
+        lock = resolver.lock(base_distributions, ("-r", str(lines)), environment(index))
         assert lock is not None, resolver.log
         return resolver.fetch(lock)
 

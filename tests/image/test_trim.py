@@ -79,10 +79,10 @@ def test_removed_files_leave_no_row_and_others_keep_theirs(packages: Path) -> No
         "torch/bin/shm",
         "torch-1.0.dist-info/RECORD",
     ]
-    there = sorted(
+    files_left = sorted(
         path.relative_to(packages).as_posix() for path in packages.rglob("*") if path.is_file()
     )
-    assert there == sorted(
+    assert files_left == sorted(
         row[0] for record in (torch, other) for row in csv.reader(record.read_text().splitlines())
     )
     assert (other.read_bytes(), other.stat().st_mtime_ns) == before

@@ -225,14 +225,14 @@ def test_sizes_as_servers_say_them_and_none_where_they_do_not(
     local.write_bytes(OTHER)
     settings = HostSettings(pip=PipSettings(), ca=authority.bundle.read_bytes())
     with serving(authority) as server:
-        there = server.serve("/there.whl", NOISE)
+        present = server.serve("/there.whl", NOISE)
         missing = f"{server.url}/missing.whl"
         sizes = request_file_sizes(
-            [there, f"{there}#sha256={WANTED}", missing, local.as_uri()], settings
+            [present, f"{present}#sha256={WANTED}", missing, local.as_uri()], settings
         )
         assert server.seen == [], "nothing was downloaded"
     assert sizes == {
-        there: len(NOISE),
-        f"{there}#sha256={WANTED}": len(NOISE),
+        present: len(NOISE),
+        f"{present}#sha256={WANTED}": len(NOISE),
         local.as_uri(): len(OTHER),
     }

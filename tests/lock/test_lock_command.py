@@ -332,17 +332,17 @@ def test_debians_digest_moves_with_the_release_and_not_with_its_updates(
     tree: Path, base_registry: Hostile, suite: str
 ) -> None:
     """Updates are installed on the base: a new one would be a new layer under all others."""
-    there = f"{base_registry.host}/vendor/base:1"
-    with_debian(tree, there)
+    present = f"{base_registry.host}/vendor/base:1"
+    with_debian(tree, present)
     old = f"sha256:{'1' * 64}"
     (tree / "images" / "lock" / "base-images.toml").write_text(
-        f'[[base_image]]\nname = "{there}"\ndigest = "{old}"\n', encoding="utf-8"
+        f'[[base_image]]\nname = "{present}"\ndigest = "{old}"\n', encoding="utf-8"
     )
     facts = load(tree)
     run = LockRun(rows=facts.targets, facts=facts, root=tree, report=lambda _line: None)
     with Registries(read_host_settings({}), patience=Patience(attempts=1)) as registries:
         lock_base_images(run, registries, upgrade=True, system=frozenset({suite}))
-    assert load(tree).digest_by_image[there] == (DIGEST if suite == "bookworm" else old)
+    assert load(tree).digest_by_image[present] == (DIGEST if suite == "bookworm" else old)
 
 
 def test_the_system_is_locked_where_only_the_package_archive_answers(

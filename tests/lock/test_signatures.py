@@ -61,8 +61,8 @@ def end_agent(home: Path) -> None:
     would meet it dying.
     """
     command = ("gpg-connect-agent", "--homedir", str(home), "--no-autostart", "GETINFO pid", "/bye")
-    result = subprocess.run(command, check=False, capture_output=True, text=True).stdout
-    agents = [os.pidfd_open(int(line[2:])) for line in result.splitlines() if line.startswith("D ")]
+    output = subprocess.run(command, check=False, capture_output=True, text=True).stdout
+    agents = [os.pidfd_open(int(line[2:])) for line in output.splitlines() if line.startswith("D ")]
     subprocess.run(
         ("gpgconf", "--homedir", str(home), "--kill", "all"), check=True, capture_output=True
     )

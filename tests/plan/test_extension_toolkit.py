@@ -88,9 +88,9 @@ def test_what_needs_the_compiler_is_named_where_it_is_missing(facts: Facts) -> N
         missing_compilers(BARE, replace(BASE, kept={"torch": "2.13.0+cpu"}), facts)["compiled_by"]
         == {}
     )
-    there = missing_compilers(replace(BARE, component="nvcc"), BASE, facts)
+    nvcc_missing = missing_compilers(replace(BARE, component="nvcc"), BASE, facts)
     assert (
-        there
+        nvcc_missing
         == missing_compilers(BARE, replace(BASE, components={"nvcc": "13.2.86"}), facts)
         == {"compiled_by": {}, "needs": {}}
     )

@@ -250,9 +250,9 @@ def test_a_login_stays_with_its_registry(
         store.put_image("a", b"layer", tag="v1")
 
         def moved(request: Request) -> bool:
-            there = store if "/manifests/" in request.path else clear
+            target = store if "/manifests/" in request.path else clear
             return request.headers.get("Authorization") == BASIC and request.answer(
-                307, Location=f"{there.url}{request.path}"
+                307, Location=f"{target.url}{request.path}"
             )
 
         mine.fault = moved

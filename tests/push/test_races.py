@@ -310,10 +310,10 @@ def test_a_registry_that_alters_a_manifest_gets_no_image_told(
     altered = content + b" "
 
     def alter(request: Request) -> bool:
-        there = (NAME, TAG) in registry.manifests
+        is_present = (NAME, TAG) in registry.manifests
         reference_wanted = TAG if reference == "tag" else mine
         return (
-            there
+            is_present
             and wants(request, "GET", reference_wanted)
             and request.answer(200, altered, Content_Type=kind)
         )
