@@ -1,4 +1,4 @@
-"""AWS as tests have it: moto's servers on loopback, and answers that refuse.
+"""AWS as tests have AWS: moto's servers on loopback, and answers that refuse.
 
 AWS itself is never asked.
 """
@@ -27,7 +27,7 @@ def moto_server(*program: str) -> Iterator[str]:
     """Give the address of moto's server for the time of the block; skips where there is no moto.
 
     Args:
-        program: What moto's Python runs.
+        program: The source that moto's Python runs.
     """
     if not MOTO.exists():
         pytest.skip("NOT TESTED: no moto here (`make peers`)")

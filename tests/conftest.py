@@ -1,5 +1,5 @@
-"""What the tests of the builder share: the checkout, its facts, and a copy of
-it that a test may spoil.
+"""Share the checkout, its facts, and a copy of it that a test may spoil, among the tests of the
+builder.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Let engine tests of images and those of jobs run side by side: both wait
     more than they compute.
 
-    A process takes the next file when it has ended one, those that take longest first. Whoever
-    wants an image first builds it, and the others wait (``image.support.build_once``).
+    A process takes the next file when it has ended one, those that take longest first. The first
+    process that wants an image builds it, and the others wait (``image.support.build_once``).
 
     Args:
         config: Its ``-m`` says whether images are built.
@@ -91,14 +91,14 @@ which others use.
 
 
 def _scope(nodeid: str) -> str:
-    """Return what stays in one process: a file, and all clients of the SDK,
-    whose networks have one name.
+    """Return the key of tests that stay in one process: a file, and all clients of the SDK, whose
+    networks have one name.
     """
     return "tests/sdk" if nodeid.startswith("tests/sdk/") else nodeid.partition("::")[0]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with the engine tests that take longest: what is left in the end is short."""
+    """Begin with the engine tests that take longest, so that a run ends with short ones."""
     if config.getoption("markexpr") in ENGINES:
         order = {scope: number for number, scope in enumerate(LONGEST)}
         items.sort(key=lambda item: order.get(_scope(item.nodeid), len(order)))
@@ -128,7 +128,7 @@ def checkout(tmp_path: Path) -> Path:
 def validate() -> Callable[[Any, Any], None]:
     """Give jsonschema's function.
 
-    With its formats it loads for two seconds, which other tests need not wait for.
+    With its formats the validator loads for two seconds, which other tests need not wait for.
     """
     import jsonschema
 

@@ -1,4 +1,4 @@
-"""What docs/json.md promises of each command's result, for the tests that have one."""
+"""Read the promises of docs/json.md about each command's result, for the tests that have one."""
 
 from __future__ import annotations
 

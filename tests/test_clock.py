@@ -37,7 +37,9 @@ def test_what_lies_before_the_first_sample_is_late_on_any_machine() -> None:
     not PRESSURE.exists(), reason=f"no {PRESSURE}: this kernel does not count the time"
 )
 def test_seconds_without_a_processor_are_taken_off() -> None:
-    """More processes than processors: somebody waits most of the time, until the last one ends."""
+    """Start more processes than processors: some of them wait most of the time, until the last one
+    ends.
+    """
     began = start_clock()
     processes = [subprocess.Popen(BUSY) for _ in range(6 * (os.cpu_count() or 1))]
     for process in processes:

@@ -1,5 +1,5 @@
-"""What AWS's pages describe is a table, each row of it that works has a test,
-and none is lost without a word.
+"""Test the table of the features that AWS's pages describe: each row that works has a test, and
+none is lost without a word.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def test_each_test_of_the_table_is_there() -> None:
     table = read_table(TEXT)
     ids = collect(table.named)
     assert problems(table, read_record(), ids) == []
-    assert {each.partition("/")[0] for each in ids} == {
+    assert {test_id.partition("/")[0] for test_id in ids} == {
         "launcher",
         "tests",
         *(["smdistributed"] if TORCH.is_file() else []),
@@ -67,7 +67,7 @@ def test_a_sound_table_of_two_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ('tests = ["tests/test_tips.py::test_hosts[one]"]', "", "row 1: state Y without a test"),
         (
@@ -118,10 +118,10 @@ def test_a_sound_table_of_two_rows() -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_said(old: str, new: str, said: str) -> None:
+def test_what_is_wrong_is_said(old: str, new: str, message: str) -> None:
     assert old in SMALL
-    found = problems(read_table(SMALL.replace(old, new)), WORKED, IDS)
-    assert [each for each in found if each.startswith(said)], found
+    found_problems = problems(read_table(SMALL.replace(old, new)), WORKED, IDS)
+    assert [problem for problem in found_problems if problem.startswith(message)], found_problems
 
 
 def test_a_row_that_fell_says_why_and_stays_in_the_record() -> None:
@@ -158,5 +158,5 @@ def test_a_reader_sees_what_is_there_and_why_not() -> None:
 
 
 def test_the_tree_has_what_was_asked_for(root: Path) -> None:
-    there = {path.name for path in root.iterdir()}
-    assert there >= {"images", "templates", "launcher", "build.py", "tests", "buildspec.yml"}
+    file_names = {path.name for path in root.iterdir()}
+    assert file_names >= {"images", "templates", "launcher", "build.py", "tests", "buildspec.yml"}

@@ -1,5 +1,5 @@
-"""`make gpu` without a GPU: the runner, its parts on CPUs with gloo, and what
-becomes of a report.
+"""Test `make gpu` without a GPU: the runner, its parts on CPUs with gloo, and the record of a
+report.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ def run(options):
 
 
 def run(*words: object, python: Path = Path(sys.executable), **variables: str) -> tuple[int, str]:
-    ended = subprocess.run(
+    result = subprocess.run(
         [str(python), str(RUN), *map(str, words)],
         capture_output=True,
         text=True,
         env={**os.environ, **variables},
         timeout=3000,
     )
-    return ended.returncode, ended.stdout + ended.stderr
+    return result.returncode, result.stdout + result.stderr
 
 
 def toys(folder: Path, names: Sequence[str], bound: float = 60) -> Path:
@@ -83,35 +83,35 @@ def toys(folder: Path, names: Sequence[str], bound: float = 60) -> Path:
 
 
 def test_the_parts_are_listed() -> None:
-    status, said = run("--list")
+    status, output = run("--list")
     assert status == 0
-    assert [line.split()[0] for line in said.splitlines()] == list(PARTS)
-    bounds = [float(line.split()[1]) for line in said.splitlines()]
+    assert [line.split()[0] for line in output.splitlines()] == list(PARTS)
+    bounds = [float(line.split()[1]) for line in output.splitlines()]
     assert all(0 < bound <= 600 for bound in bounds)
 
 
 def test_without_torch_every_part_says_why_it_was_not_tested(tmp_path: Path) -> None:
-    status, said = run("--report", tmp_path / "report.json")
+    status, output = run("--report", tmp_path / "report.json")
     report = json.loads((tmp_path / "report.json").read_text())
-    assert status == 3, said
+    assert status == 3, output
     assert [part["part"] for part in report["parts"]] == list(PARTS)
     for part in report["parts"]:
         assert part["result"] == "NOT TESTED", part
         assert part["cause"].startswith("this Python cannot import torch"), part
-    assert "nothing was tested" in said
+    assert "nothing was tested" in output
     assert report["digest"].startswith("sha256:")
     assert report["versions"]["devices"] == []
 
 
 def test_each_end_of_a_part_is_told(tmp_path: Path) -> None:
-    status, said = run(
+    status, output = run(
         "--parts",
         toys(tmp_path / "parts", sorted(TOYS.keys() - {"hangs", "leaves"})),
         "--report",
         tmp_path / "r",
     )
     results = {part["part"]: part for part in json.loads((tmp_path / "r").read_text())["parts"]}
-    assert status == 1, said
+    assert status == 1, output
     ends = {name: (part["result"], part["cause"]) for name, part in results.items()}
     assert ends == {
         "good": ("PASSED", ""),
@@ -126,47 +126,49 @@ def test_each_end_of_a_part_is_told(tmp_path: Path) -> None:
 
 
 def test_a_part_that_hangs_is_ended(tmp_path: Path) -> None:
-    status, said = run(
+    status, output = run(
         "--parts", toys(tmp_path / "parts", ["hangs"], bound=1), "--report", tmp_path / "r"
     )
     (part,) = json.loads((tmp_path / "r").read_text())["parts"]
-    assert status == 1, said
+    assert status == 1, output
     assert (part["result"], part["cause"]) == ("FAILED", "it had not ended after 1 s")
 
 
 def test_what_a_part_leaves_behind_is_ended(tmp_path: Path) -> None:
-    status, said = run("--parts", toys(tmp_path / "parts", ["leaves"]), "--report", tmp_path / "r")
+    status, output = run(
+        "--parts", toys(tmp_path / "parts", ["leaves"]), "--report", tmp_path / "r"
+    )
     (part,) = json.loads((tmp_path / "r").read_text())["parts"]
-    assert status == 0, said
+    assert status == 0, output
     with pytest.raises(ProcessLookupError):
         os.kill(part["figures"], 0)
 
 
 def test_one_part_alone_and_an_unknown_one(tmp_path: Path) -> None:
     folder = toys(tmp_path / "parts", ["good", "wrong"])
-    status, said = run("--parts", folder, "--only", "good")
-    assert status == 0, said
-    assert "wrong" not in said
-    status, said = run("--parts", folder, "--only", "bad")
+    status, output = run("--parts", folder, "--only", "good")
+    assert status == 0, output
+    assert "wrong" not in output
+    status, output = run("--parts", folder, "--only", "bad")
     assert status == 2
-    assert "there is no part bad" in said
+    assert "there is no part bad" in output
 
 
 @pytest.mark.engine
 def test_the_same_parts_pass_on_cpus_with_gloo(tmp_path: Path) -> None:
     if not TORCH.exists():
         pytest.skip("NOT TESTED: make torch")
-    status, said = run(
+    status, output = run(
         "--device", "cpu", "--times", 10, "--report", tmp_path / "report.json", python=TORCH
     )
     report = json.loads((tmp_path / "report.json").read_text())
-    assert status == 0, said
+    assert status == 0, output
     results = {part["part"]: part["result"] for part in report["parts"]}
     assert results == {
         **dict.fromkeys(PARTS, "PASSED"),
         "nccl_tests": "NOT TESTED",
         "plugin": "NOT TESTED",
-    }, said
+    }, output
     assert record(report, tmp_path)[0] == 1
 
 
@@ -203,45 +205,50 @@ def record(report: dict[str, Any], folder: Path) -> tuple[int, str, list[dict[st
     program = folder / "tools" / "evidence.py"
     program.write_bytes(EVIDENCE.read_bytes())
     (folder / "report.json").write_text(json.dumps(report))
-    ended = subprocess.run(
+    result = subprocess.run(
         [sys.executable, str(program), "gpu", str(folder / "report.json")],
         capture_output=True,
         text=True,
     )
     return (
-        ended.returncode,
-        ended.stderr,
+        result.returncode,
+        result.stderr,
         [json.loads(path.read_text()) for path in folder.glob("evidence/*.json")],
     )
 
 
 def test_a_report_becomes_a_record(tmp_path: Path) -> None:
-    status, error, (found,) = record(REPORT, tmp_path)
+    status, error, (record_written,) = record(REPORT, tmp_path)
     assert (status, error) == (0, "")
-    assert (found["suite"], found["date"], found["commit"], found["changed"]) == (
+    assert (
+        record_written["suite"],
+        record_written["date"],
+        record_written["commit"],
+        record_written["changed"],
+    ) == (
         "make gpu",
         "2026-11-25",
         "0123456789abcdef",
         False,
     )
     assert (
-        found["where"].items()
+        record_written["where"].items()
         >= {
             "gpus": ["NVIDIA A | B"],
             "driver": "580.1",
             "torch": "2.11.0",
         }.items()
     )
-    assert [(each["name"], each["result"], each["cause"]) for each in found["parts"]] == [
+    assert [(part["name"], part["result"], part["cause"]) for part in record_written["parts"]] == [
         ("communication", "passed", ""),
         ("pipelines", "failed", "a | b\nc"),
         ("plugin", "not tested", "no archive"),
     ]
-    assert found["seconds"] == 121
+    assert record_written["seconds"] == 121
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"device": "cpu"}, "it is of a CPU"),
         ({"versions": {**REPORT["versions"], "devices": []}}, "it names no GPU"),
@@ -251,14 +258,14 @@ def test_a_report_becomes_a_record(tmp_path: Path) -> None:
     ids=["cpu", "no device", "nothing tested", "another schema"],
 )
 def test_a_report_that_shows_nothing_of_a_gpu_is_refused(
-    change: dict[str, Any], said: str, tmp_path: Path
+    change: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    status, error, found = record({**REPORT, **change}, tmp_path)
-    assert (status, found) == (1, [])
-    assert said in error
+    status, error, records = record({**REPORT, **change}, tmp_path)
+    assert (status, records) == (1, [])
+    assert message in error
 
 
 def test_the_page_says_that_nothing_ran_on_a_gpu_until_there_is_evidence() -> None:
     page = (ROOT / "docs" / "status.md").read_text(encoding="utf-8")
     records = [json.loads(path.read_text()) for path in ROOT.glob("evidence/*.json")]
-    assert any(each["where"].get("gpus") for each in records) or "| a GPU |" in page
+    assert any(record_row["where"].get("gpus") for record_row in records) or "| a GPU |" in page

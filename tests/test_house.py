@@ -71,10 +71,10 @@ def texts(root: Path) -> Iterator[tuple[str, str]]:
 
 def literals(root: Path) -> set[tuple[str, str]]:
     return {
-        (name, found.rstrip(".,;:`"))
+        (name, word.rstrip(".,;:`"))
         for name, text in texts(root)
         for pattern in (VERSION, ADDRESS)
-        for found in pattern.findall(text)
+        for word in pattern.findall(text)
     }
 
 
@@ -102,7 +102,7 @@ def test_instance_types_stand_in_images_only(facts: Facts, root: Path) -> None:
         for path in (root / folder).rglob("*")
         if path.suffix != ".pyc"
     ]
-    found = [
+    types_found = [
         (path.relative_to(root).as_posix(), name)
         for path in files
         # An editable install leaves a copy of the README there.
@@ -110,7 +110,7 @@ def test_instance_types_stand_in_images_only(facts: Facts, root: Path) -> None:
         for name in names
         if name in path.read_text(encoding="utf-8", errors="replace")
     ]
-    assert found == []
+    assert types_found == []
 
 
 def test_nothing_stands_on_modules_that_pip_keeps_to_itself(root: Path) -> None:

@@ -55,12 +55,18 @@ def installed(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     )
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 
     def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
         argv = (environment / "bin" / "trainworks", *words)
         return subprocess.run(
-            argv, cwd=elsewhere, env=kept, capture_output=True, text=True, check=False, timeout=300
+            argv,
+            cwd=elsewhere,
+            env=variables,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
         )
 
     return run

@@ -1,4 +1,4 @@
-"""Which known name is meant by an unknown one: one rule, in the builder."""
+"""Test which known name is meant by an unknown one: one rule, in the builder."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ VERSIONS = ("2.4.1", "2.6.0", "2.10.0", "2.13.0")
 
 
 @pytest.mark.parametrize(
-    ("word", "known", "expected"),
+    ("word", "known_words", "expected"),
     [
         # Far from everything.
         ("xyz", ["pytorch"], ""),
@@ -71,7 +71,7 @@ VERSIONS = ("2.4.1", "2.6.0", "2.10.0", "2.13.0")
         ("torch", ["none", "mpi", "torch_distributed"], "torch_distributed"),
         ("train.pyc", ["train.py", "prepare.py"], "train.py"),
         ("microbatch", ["microbatches", "partitions"], "microbatches"),
-        # What people call it.
+        # The names that people use.
         ("--version", OPTIONS, "--framework-version"),
         ("torch", ["mxnet", "pytorch", "tensorflow"], "pytorch"),
         ("tf", ["mxnet", "pytorch", "tensorflow"], "tensorflow"),
@@ -84,8 +84,8 @@ VERSIONS = ("2.4.1", "2.6.0", "2.10.0", "2.13.0")
         ("TPP", ["TPD", "cluster"], "TPD"),
     ],
 )  # fmt: skip
-def test_nearest(word: str, known: list[str], expected: str) -> None:
-    assert nearest(word, known) == expected
+def test_nearest(word: str, known_words: list[str], expected: str) -> None:
+    assert nearest(word, known_words) == expected
 
 
 def test_all_that_may_be_meant_is_in_order() -> None:

@@ -1,4 +1,6 @@
-"""What `make setup` and CI run is pinned by a hash or a commit, and names no index."""
+"""Test that `make setup` and CI run programs that are pinned by a hash or a commit, and name no
+index.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,9 @@ def pins_of(text: str) -> Mapping[str, tuple[str, int]]:
     pins: dict[str, tuple[str, int]] = {}
     name = ""
     for line in text.splitlines():
-        if found := PIN.match(line):
-            name = canonicalize_name(found[1])
-            pins[name] = (found[2], 0)
+        if match := PIN.match(line):
+            name = canonicalize_name(match[1])
+            pins[name] = (match[2], 0)
         elif line.strip().startswith("--hash=sha256:"):
             version, hashes = pins[name]
             pins[name] = (version, hashes + 1)
@@ -37,11 +39,11 @@ def lock(root: Path) -> str:
 
 def test_every_requirement_of_the_project_is_in_the_lock(root: Path, lock: str) -> None:
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    wanted = list(project["dependencies"])
+    requirements = list(project["dependencies"])
     for extra in project["optional-dependencies"].values():
-        wanted += extra
+        requirements += extra
     pins = pins_of(lock)
-    for text in wanted:
+    for text in requirements:
         requirement = Requirement(text)
         if requirement.name == project["name"]:
             continue
@@ -71,4 +73,4 @@ def test_actions_are_named_by_their_commit(root: Path) -> None:
         if "uses:" in line
     ]
     assert len(used) > 4
-    assert [each for each in used if not COMMIT.fullmatch(each)] == []
+    assert [action for action in used if not COMMIT.fullmatch(action)] == []

@@ -1,5 +1,5 @@
-"""`tools/check`, which is `make check`: all that is wrong in one run, and for
-each refusal what to run.
+"""Test `tools/check`, which is `make check`: all refusals in one run, and for each the command to
+run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 PLUGIN = ("-p", "trainworks_testing.plugin")
-"""What the tests of all three packages are run with."""
+"""Programs that run the tests of all three packages."""
 
 PROGRAMS = ("ruff", "mypy", "lint-imports", "python")
 
@@ -40,7 +40,7 @@ def checked(root: Path, tmp_path: Path) -> Path:
 
 
 def run(checked: Path) -> subprocess.CompletedProcess[str]:
-    # With it, tests would write golden files instead of comparing them.
+    # With the variable, tests would write golden files instead of comparing them.
     env = {**os.environ, "TRAINWORKS_UPDATE_GOLDEN": "1"}
     return subprocess.run(
         [checked / "tools" / "check"],
@@ -58,10 +58,10 @@ def test_every_refusal_says_what_to_run(checked: Path) -> None:
     assert done.returncode == 1
     commands = done.stdout.splitlines()
     assert len(commands) == 10
-    head, *said = done.stderr.strip().splitlines()
+    head, *advice_lines = done.stderr.strip().splitlines()
     assert head == "make check: 10 of its commands failed. What to run, or to do:"
-    assert [line.strip().split(": ", 1)[0] for line in said] == commands
-    advice = dict(line.strip().split(": ", 1) for line in said)
+    assert [line.strip().split(": ", 1)[0] for line in advice_lines] == commands
+    advice = dict(line.strip().split(": ", 1) for line in advice_lines)
     assert advice[".venv/bin/ruff format --check ."].startswith("make fix")
     assert advice[".venv/bin/python tools/generate.py --check"].startswith("make docs")
     assert advice[".venv/bin/python tools/write_buildspec.py --check"].startswith("make docs")
@@ -80,7 +80,7 @@ def test_golden(golden):
 
 
 @pytest.mark.parametrize(
-    ("test", "status", "said"),
+    ("test", "status", "message"),
     [
         (COMPARES, 0, ""),
         (
@@ -93,7 +93,7 @@ def test_golden(golden):
     ids=["compared", "not-compared", "no-test"],  # by their names none of these is one of the gate
 )
 def test_a_gate_that_has_compared_nothing_fails(
-    root: Path, tmp_path: Path, test: str, status: int, said: str
+    root: Path, tmp_path: Path, test: str, status: int, message: str
 ) -> None:
     (tmp_path / "tests" / "golden").mkdir(parents=True)
     (tmp_path / "tests" / "golden" / "one.txt").write_text("same", encoding="utf-8")
@@ -119,7 +119,7 @@ def test_a_gate_that_has_compared_nothing_fails(
     done = subprocess.run(
         argv, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300, env=env
     )
-    assert (done.returncode, said in done.stderr) == (status, True), done.stdout + done.stderr
+    assert (done.returncode, message in done.stderr) == (status, True), done.stdout + done.stderr
 
 
 SENDS_ITSELF_SIGNALS = """

@@ -32,7 +32,7 @@ PROJECTS = {
 
 @pytest.fixture(scope="module")
 def wheel_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Build a project's wheel from what git knows of it, once."""
+    """Build a project's wheel from the files that git knows, once."""
     built: dict[str, Path] = {}
 
     def build(project: str) -> Path:
@@ -79,14 +79,14 @@ def test_a_wheel_has_every_file_of_its_tree(project: str, wheel_of: Callable[[st
             for name in archive.namelist()
             if ".dist-info/" not in name and ".data/" not in name
         }
-    there = {
+    project_files = {
         path.relative_to((ROOT / folder).parent).as_posix()
         for folder in PROJECTS[project]
         for path in (ROOT / folder).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert there
-    assert there - packed == set()
+    assert project_files
+    assert project_files - packed == set()
 
 
 @pytest.fixture
@@ -129,8 +129,8 @@ def test_the_launcher_that_was_installed_runs_a_job_on_two_hosts(
         write_job(job, host)
         command = (str(environment / "bin" / "train"), "train")
         started.append(start(command, variables | {"SAGEMAKER_BASE_DIR": str(job)}))
-    ended = [process.communicate()[0] for process in started]
-    for job, process, text in zip(jobs, started, ended, strict=True):
+    outputs = [process.communicate()[0] for process in started]
+    for job, process, text in zip(jobs, started, outputs, strict=True):
         assert "the script ran" in text
         assert process.returncode == 1, text
         failure = json.loads((job / "output" / "failure.json").read_text(encoding="utf-8"))
@@ -138,7 +138,7 @@ def test_the_launcher_that_was_installed_runs_a_job_on_two_hosts(
 
 
 def write_job(job: Path, host: str) -> None:
-    """Write what the platform mounts on one of the two hosts."""
+    """Write the files that the platform mounts on one of the two hosts."""
     (job / "code").mkdir(parents=True)
     (job / "code" / "train.py").write_text(HALF_FAILS, encoding="utf-8")
     config = {"hosts": HOSTS, "current_host": host, "network_interface_name": "lo"}
@@ -166,7 +166,7 @@ def start(
 def test_the_smdistributed_that_was_installed_trains_digits(
     installed: Callable[[str, Path], Path], tmp_path: Path
 ) -> None:
-    """On two ranks, of which each has half of the model."""
+    """Train on two ranks, of which each has half of the model."""
     if not TORCH.exists():
         pytest.skip("NOT TESTED: no PyTorch here (make torch)")
     environment = installed("smdistributed", TORCH)
@@ -182,9 +182,9 @@ def test_the_smdistributed_that_was_installed_trains_digits(
         start(command, {"PATH": os.environ["PATH"], **rank_variables(rank, port)}, tmp_path)
         for rank in range(2)
     ]
-    ended = [process.communicate()[0] for process in started]
-    assert [process.returncode for process in started] == [0, 0], "\n".join(ended)
-    losses = [float(loss) for loss in re.findall(r"\bLoss: ([0-9.]+)", ended[0])]
+    outputs = [process.communicate()[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], "\n".join(outputs)
+    losses = [float(loss) for loss in re.findall(r"\bLoss: ([0-9.]+)", outputs[0])]
     assert losses[-1] < 0.5 * losses[0]
 
 

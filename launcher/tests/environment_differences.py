@@ -1,11 +1,11 @@
-"""Where the script's environment differs from sagemaker-training's on purpose:
+"""List the differences of the script's environment from sagemaker-training's that are on purpose:
 the one table of it, with the reasons.
 
-Each row is a correction of what sagemaker-training exports. The test applies all rows to what the
-real package exports for an input and demands exactly what the launcher exports, for hundreds of
-inputs; and for each row it leaves that row out for the row's own example and demands that they
-differ, so that no row outlives its difference. The table in docs/tables/differences.md is made from
-the rows.
+Each row is a correction of sagemaker-training's variables. The test applies all rows to the
+variables that the real package exports for an input and demands exactly those of the launcher, for
+hundreds of inputs; and for each row it leaves that row out for the row's own example and demands
+that they differ, so that no row outlives its difference. The table in docs/tables/differences.md is
+made from the rows.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Case:
 
 
 class Exported:
-    """What one launcher exports, with SM_TRAINING_ENV decoded, so that a
-    correction can change both places.
+    """The variables that one launcher exports, with SM_TRAINING_ENV decoded, so that a correction
+    can change both places.
     """
 
     def __init__(self, base: str, cpus: int, variables: Mapping[str, str]) -> None:
@@ -93,7 +93,9 @@ class Exported:
 
     def set(self, name: str, value: Json, property_name: str = "") -> None:
         """Set SM_NAME, and the property in SM_TRAINING_ENV if there is one of that name."""
-        shown = "" if value is None else value if isinstance(value, str) else compact(value)
+        shown = value if isinstance(value, str) else compact(value)
+        if value is None:
+            shown = ""
         self.variables[f"SM_{name.upper()}"] = shown
         if (property_name or name) in self.properties:
             self.properties[property_name or name] = value
@@ -105,7 +107,7 @@ class Exported:
 
 @dataclass(frozen=True)
 class Difference:
-    """One row: what is about (variables), what each launcher says, why ours does.
+    """One row: the variables, the value of each launcher, and the reason for ours.
 
     How to get ours from theirs.
     """
@@ -146,67 +148,79 @@ TWO_GROUPS: Json = [
 
 
 def _code(case: Case, base: str) -> str:
-    """Where the code really is when the script starts."""
-    asked = text(case.decoded("sagemaker_submit_directory")) or case.variables.get(
+    """Return the real place of the code when the script starts."""
+    code_location = text(case.decoded("sagemaker_submit_directory")) or case.variables.get(
         "SAGEMAKER_SUBMIT_DIRECTORY", ""
     )
-    asked = asked.replace("{base}", base)
-    return posixpath.join(base, "code") if not asked or asked.endswith(".tar.gz") else asked
+    code_location = code_location.replace("{base}", base)
+    return (
+        posixpath.join(base, "code")
+        if not code_location or code_location.endswith(".tar.gz")
+        else code_location
+    )
 
 
-def _code_directory(case: Case, made: Exported) -> None:
-    made.set("module_dir", _code(case, made.base))
+def _code_directory(case: Case, exported: Exported) -> None:
+    exported.set("module_dir", _code(case, exported.base))
 
 
-def _submit_directory(case: Case, made: Exported) -> None:
-    made.variables["SAGEMAKER_SUBMIT_DIRECTORY"] = _code(case, made.base)
+def _submit_directory(case: Case, exported: Exported) -> None:
+    exported.variables["SAGEMAKER_SUBMIT_DIRECTORY"] = _code(case, exported.base)
 
 
-def _python_path(case: Case, made: Exported) -> None:
+def _python_path(case: Case, exported: Exported) -> None:
     inherited = case.variables.get("PYTHONPATH", "")
-    made.variables["PYTHONPATH"] = _code(case, made.base) + (f":{inherited}" if inherited else "")
+    exported.variables["PYTHONPATH"] = _code(case, exported.base) + (
+        f":{inherited}" if inherited else ""
+    )
 
 
-def _log_level(case: Case, made: Exported) -> None:
-    given = case.decoded("sagemaker_container_log_level")
+def _log_level(case: Case, exported: Exported) -> None:
+    level = case.decoded("sagemaker_container_log_level")
     value = (
-        given
-        if given not in (None, "")
+        level
+        if level not in (None, "")
         else case.variables.get("SAGEMAKER_CONTAINER_LOG_LEVEL") or 20
     )
     levels = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40}
-    made.set("log_level", levels.get(value) or int(value) if isinstance(value, str) else value)
+    level_number = levels.get(value) or int(value) if isinstance(value, str) else value
+    exported.set("log_level", level_number)
 
 
-def _interface(case: Case, made: Exported) -> None:
-    given = (case.config or {}).get("network_interface_name", "eth0")
-    made.set("network_interface_name", given if given in ("eth0", "lo") else "eth0")
+def _interface(case: Case, exported: Exported) -> None:
+    interface = (case.config or {}).get("network_interface_name", "eth0")
+    name_set = interface if interface in ("eth0", "lo") else "eth0"
+    exported.set("network_interface_name", name_set)
 
 
-def _group(case: Case, made: Exported) -> None:
+def _group(case: Case, exported: Exported) -> None:
     if case.groups and "current_group_name" not in (case.config or {}):
         name = next(name for name, hosts in case.groups.items() if case.host in hosts)
-        made.set("current_instance_group", name)
-        made.set("current_instance_group_hosts", [*case.groups[name]])
-        if made.properties["distribution_instance_groups"] == ["homogeneousCluster"]:
-            made.set("distribution_instance_groups", [name])
+        exported.set("current_instance_group", name)
+        exported.set("current_instance_group_hosts", [*case.groups[name]])
+        if exported.properties["distribution_instance_groups"] == ["homogeneousCluster"]:
+            exported.set("distribution_instance_groups", [name])
             hosts = case.groups[name]
-            made.properties.update(
+            exported.properties.update(
                 distribution_hosts=[*hosts],
                 master_hostname=hosts[0],
                 is_master=hosts[0] == case.host,
             )
 
 
-def _group_hosts(case: Case, made: Exported) -> None:
+def _group_hosts(case: Case, exported: Exported) -> None:
     if not case.groups:
-        made.set("current_instance_group_hosts", [*case.hosts])
+        exported.set("current_instance_group_hosts", [*case.hosts])
 
 
-def _all_groups(case: Case, made: Exported) -> None:
+def _all_groups(case: Case, exported: Exported) -> None:
     named = case.decoded("sagemaker_distribution_instance_groups")
-    if len(case.groups) > 1 and named is None and made.properties["distribution_instance_groups"]:
-        made.properties.update(
+    if (
+        len(case.groups) > 1
+        and named is None
+        and exported.properties["distribution_instance_groups"]
+    ):
+        exported.properties.update(
             distribution_hosts=[*case.hosts],
             master_hostname=case.hosts[0],
             is_master=case.hosts[0] == case.host,
@@ -217,102 +231,108 @@ def _is_on(value: Json) -> bool:
     return value in (True, 1, "True", "true", "1")
 
 
-def _switch(case: Case, made: Exported) -> None:
+def _switch(case: Case, exported: Exported) -> None:
     on = any(_is_on(case.decoded(name)) for name in SWITCHES)
     if not on and case.decoded("sagemaker_distribution_instance_groups") is None:
-        made.set("distribution_instance_groups", [])
+        exported.set("distribution_instance_groups", [])
         if case.groups:
             first = case.hosts[0]
-            made.properties.update(
+            exported.properties.update(
                 distribution_hosts=[], master_hostname=first, is_master=first == case.host
             )
 
 
-def _job_name(case: Case, made: Exported) -> None:
+def _job_name(case: Case, exported: Exported) -> None:
     own = text(case.decoded("sagemaker_job_name"))
     platform = case.variables.get("TRAINING_JOB_NAME", "")
-    made.variables["SAGEMAKER_JOB_NAME"] = own or platform
-    made.properties["job_name"] = platform or own or None
+    exported.variables["SAGEMAKER_JOB_NAME"] = own or platform
+    exported.properties["job_name"] = platform or own or None
 
 
-def _region(case: Case, made: Exported) -> None:
+def _region(case: Case, exported: Exported) -> None:
     if not case.decoded("sagemaker_region") and case.variables.get("AWS_REGION"):
-        made.variables["SAGEMAKER_REGION"] = case.variables["AWS_REGION"]
+        exported.variables["SAGEMAKER_REGION"] = case.variables["AWS_REGION"]
 
 
-def _model_parallel(case: Case, made: Exported) -> None:
+def _model_parallel(case: Case, exported: Exported) -> None:
     parameters = (case.decoded("mp_parameters"), case.variables.get("SM_HP_MP_PARAMETERS", ""))
-    made.properties["is_modelparallel_enabled"] = any(
+    exported.properties["is_modelparallel_enabled"] = any(
         value not in (None, "", {}, "{}") for value in parameters
     )
 
 
-def _both_names(case: Case, made: Exported) -> None:
-    given = mapping(case.decoded("mp_parameters"))
-    if given and _is_on(case.decoded("sagemaker_mpi_enabled")):
-        degree = given.get("pipeline_parallel_degree", given.get("partitions", 1))
-        both: dict[str, Json] = {**given, "partitions": degree, "pipeline_parallel_degree": degree}
-        made.variables["SM_HP_MP_PARAMETERS"] = compact(both)
+def _both_names(case: Case, exported: Exported) -> None:
+    parameters = mapping(case.decoded("mp_parameters"))
+    if parameters and _is_on(case.decoded("sagemaker_mpi_enabled")):
+        degree = parameters.get("pipeline_parallel_degree", parameters.get("partitions", 1))
+        both: dict[str, Json] = {
+            **parameters,
+            "partitions": degree,
+            "pipeline_parallel_degree": degree,
+        }
+        exported.variables["SM_HP_MP_PARAMETERS"] = compact(both)
 
 
-def _booleans(case: Case, made: Exported) -> None:
-    given = mapping(json.loads(made.variables["SM_FRAMEWORK_PARAMS"]))
+def _booleans(case: Case, exported: Exported) -> None:
+    parameters = mapping(json.loads(exported.variables["SM_FRAMEWORK_PARAMS"]))
     switched: dict[str, Json] = {
-        name: _is_on(case.decoded(name)) for name in given if name in SWITCHES
+        name: _is_on(case.decoded(name)) for name in parameters if name in SWITCHES
     }
-    made.set("framework_params", {**given, **switched})
-    made.properties["additional_framework_parameters"] = {**given, **switched}
+    exported.set("framework_params", {**parameters, **switched})
+    exported.properties["additional_framework_parameters"] = {**parameters, **switched}
 
 
-def _cpus(case: Case, made: Exported) -> None:
+def _cpus(case: Case, exported: Exported) -> None:
     del case
-    made.set("num_cpus", made.cpus)
+    exported.set("num_cpus", exported.cpus)
 
 
-def _neurons(case: Case, made: Exported) -> None:
+def _neurons(case: Case, exported: Exported) -> None:
     del case
-    made.set("num_neurons", 0)
+    exported.set("num_neurons", 0)
 
 
-def _module(case: Case, made: Exported) -> None:
+def _module(case: Case, exported: Exported) -> None:
     program = text(case.decoded("sagemaker_program"))
     if program.startswith("-m "):
-        made.set("user_entry_point", program[3:])
-        made.set("module_name", program[3:])
+        exported.set("user_entry_point", program[3:])
+        exported.set("module_name", program[3:])
 
 
-def _hyphens(case: Case, made: Exported) -> None:
+def _hyphens(case: Case, exported: Exported) -> None:
     del case
     for prefix in ("SM_HP_", "SM_CHANNEL_"):
-        for name in sorted(made.variables):
+        for name in sorted(exported.variables):
             if name.startswith(prefix) and "-" in name:
-                made.variables.setdefault(name.replace("-", "_"), made.variables[name])
+                exported.variables.setdefault(name.replace("-", "_"), exported.variables[name])
 
 
-def _additions(case: Case, made: Exported) -> None:
+def _additions(case: Case, exported: Exported) -> None:
     hosts = case.hosts
-    master = text(made.properties["master_hostname"]) if len(hosts) > 1 else "127.0.0.1"
-    made.set("current_host_rank", hosts.index(case.host))
-    made.set("entry_script", made.variables["SM_USER_ENTRY_POINT"])
-    made.set("host_count", len(hosts))
-    made.set("input_data_dir", posixpath.join(made.base, "input/data"))
-    made.set("master_addr", master)
-    made.set("master_port", 7777)
-    made.set("output_failure", posixpath.join(made.base, "output/failure"))
-    made.set("source_dir", _code(case, made.base))
-    made.variables.update({"MASTER_ADDR": master, "MASTER_PORT": "7777"})
-    made.properties.update(
-        input_data_dir=posixpath.join(made.base, "input/data"), master_addr=master, master_port=7777
+    master = text(exported.properties["master_hostname"]) if len(hosts) > 1 else "127.0.0.1"
+    exported.set("current_host_rank", hosts.index(case.host))
+    exported.set("entry_script", exported.variables["SM_USER_ENTRY_POINT"])
+    exported.set("host_count", len(hosts))
+    exported.set("input_data_dir", posixpath.join(exported.base, "input/data"))
+    exported.set("master_addr", master)
+    exported.set("master_port", 7777)
+    exported.set("output_failure", posixpath.join(exported.base, "output/failure"))
+    exported.set("source_dir", _code(case, exported.base))
+    exported.variables.update({"MASTER_ADDR": master, "MASTER_PORT": "7777"})
+    exported.properties.update(
+        input_data_dir=posixpath.join(exported.base, "input/data"),
+        master_addr=master,
+        master_port=7777,
     )
 
 
-def _unbuffered(case: Case, made: Exported) -> None:
+def _unbuffered(case: Case, exported: Exported) -> None:
     if "PYTHONUNBUFFERED" not in case.variables:
-        made.variables["PYTHONUNBUFFERED"] = "1"
+        exported.variables["PYTHONUNBUFFERED"] = "1"
 
 
-def _restarts(case: Case, made: Exported) -> None:  # noqa: ARG001  SageMaker does not count them
-    made.variables["TRAINWORKS_RESTART_COUNT"] = "0"
+def _restarts(case: Case, exported: Exported) -> None:  # noqa: ARG001  SageMaker does not count them
+    exported.variables["TRAINWORKS_RESTART_COUNT"] = "0"
 
 
 DIFFERENCES = (
@@ -515,7 +535,7 @@ DIFFERENCES = (
         Case(),
     ),
 )
-"""All of them, in the order in which they are applied."""
+"""All corrections, in the order in which they are applied."""
 
 ENDED = (
     (
@@ -537,8 +557,8 @@ ENDED = (
         Case(_hyperparameters(deep="[" * 2000 + "]" * 2000)),
     ),
 )
-"""Inputs that end sagemaker-training with a traceback and are jobs here: what,
-its exception, what we do, the input.
+"""Inputs that end sagemaker-training with a traceback and are jobs of ours: title, its exception,
+our behaviour, the input.
 """
 
 
@@ -549,5 +569,7 @@ def table() -> str:
         about = re.sub(r"\b[A-Z]{2,}[A-Z_]+\b", r"`\g<0>`", row.about)
         lines.append(f"| {about} | {row.theirs} | {row.ours} | {row.why} |")
     lines += ["", "| input | sagemaker-training | trainworks |", "|---|---|---|"]
-    lines += [f"| {what} | ends with {error} | {ours} |" for what, error, ours, _ in ENDED]
+    lines += [
+        f"| {input_title} | ends with {error} | {ours} |" for input_title, error, ours, _ in ENDED
+    ]
     return "\n".join(lines) + "\n"

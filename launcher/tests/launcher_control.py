@@ -37,34 +37,34 @@ def encode(messages: list[dict[str, Json]]) -> bytes:
 
 @dataclass
 class Heard:
-    """What a role told its supervisor."""
+    """Events that a role told its supervisor."""
 
-    said: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
-    told: list[tuple[str, str, dict[str, Json]]] = field(default_factory=list)
+    messages: list[tuple[str, str, dict[str, Json]]] = field(default_factory=list)
 
     def events(self) -> Events:
         return Events(
-            welcome=lambda *_: self.said.append("welcome"),
-            go=lambda: self.said.append("go"),
-            stop=lambda: self.said.append("stop"),
-            restart=lambda: self.said.append("restart"),
-            suspect=lambda suspect: self.said.append(f"suspect {suspect.outcome.rank}"),
+            welcome=lambda *_: self.calls.append("welcome"),
+            go=lambda: self.calls.append("go"),
+            stop=lambda: self.calls.append("stop"),
+            restart=lambda: self.calls.append("restart"),
+            suspect=lambda suspect: self.calls.append(f"suspect {suspect.outcome.rank}"),
             inquire=lambda _, then: then(),
             judge=lambda outcome: outcome,
             finish=self.outcomes.append,
-            left=lambda: self.said.append("left"),
-            told=lambda host, kind, message: self.told.append((host, kind, dict(message))),
+            left=lambda: self.calls.append("left"),
+            told=lambda host, kind, message: self.messages.append((host, kind, dict(message))),
             log=self.log.append,
         )
 
 
 def in_turns(loop: Loop, seconds: float = 0.01) -> None:
     """Let the loop run for a moment."""
-    made = Loop.run
+    run_loop = Loop.run
     loop.after(seconds, loop.stop)
-    made(loop)
+    run_loop(loop)
     loop._stopped = False
 
 
@@ -93,7 +93,7 @@ def leader_on_a_loop(
 
 
 def send(opened: socket.socket, data: bytes) -> None:
-    """Send what the other end still takes."""
+    """Send as many bytes as the other end still takes."""
     with contextlib.suppress(OSError):
         opened.sendall(data)
 
@@ -110,8 +110,8 @@ def join(**changes: Json) -> bytes:
 
 
 class Peer:
-    """The other end of a connection, in the hands of a test: a host that has
-    joined, and may say what it wants.
+    """The other end of a connection, in the hands of a test: a host that has joined, and may send
+    any message.
     """
 
     def __init__(self, loop: Loop, opened: socket.socket, seal: Seal) -> None:
@@ -128,12 +128,12 @@ class Peer:
         in_turns(self.loop)
 
     def hear(self) -> list[Mapping[str, Json]]:
-        """What came; waits for something."""
+        """Return the messages that came; waits for at least one."""
         return self.decoder.feed(receive(self.loop, self.opened))
 
 
 def receive(loop: Loop, opened: socket.socket) -> bytes:
-    """What the other end, on this loop, sends next; b"" if it closed."""
+    """Return the next bytes of the other end, on this loop; b"" if it closed."""
     opened.setblocking(False)
     deadline = time.monotonic() + TIME_OUT
     while time.monotonic() < deadline:
@@ -158,15 +158,19 @@ def joined(loop: Loop, control: Control, secret: str = "", **changes: Json) -> I
         nonce = handshake.make_nonce()
         send(opened, join(nonce=nonce, secret=bool(secret), **changes))
         (challenge,) = Decoder().feed(receive(loop, opened))
-        said = handshake.Transcript(identity.as_text(JOB), WORKER, nonce, str(challenge["nonce"]))
-        assert handshake.is_proof(secret, LEADERS, said, challenge["proof"])
+        transcript = handshake.Transcript(
+            identity.as_text(JOB), WORKER, nonce, str(challenge["nonce"])
+        )
+        assert handshake.is_proof(secret, LEADERS, transcript, challenge["proof"])
         send(
             opened,
-            encode([{"type": "answer", "proof": handshake.make_proof(secret, WORKERS, said)}]),
+            encode(
+                [{"type": "answer", "proof": handshake.make_proof(secret, WORKERS, transcript)}]
+            ),
         )
-        made = Peer(loop, opened, Seal(handshake.make_key(secret, said), WORKERS))
-        made.first = made.hear()[0]
-        yield made
+        peer = Peer(loop, opened, Seal(handshake.make_key(secret, transcript), WORKERS))
+        peer.first = peer.hear()[0]
+        yield peer
 
 
 class FakeLeader:
@@ -191,36 +195,36 @@ class FakeLeader:
 
     def accept(self, stack: contextlib.ExitStack) -> socket.socket:
         self.server.setblocking(False)
-        found: list[socket.socket] = []
+        connections: list[socket.socket] = []
 
         def try_it() -> bool:
             with contextlib.suppress(BlockingIOError):
-                found.append(stack.enter_context(self.server.accept()[0]))
-            return bool(found)
+                connections.append(stack.enter_context(self.server.accept()[0]))
+            return bool(connections)
 
         until(self.loop, try_it)
-        return found[0]
+        return connections[0]
 
     def prove(self, stack: contextlib.ExitStack) -> Peer:
         """The next connection; both ends have proved that they are of the job."""
         opened = self.accept(stack)
-        (asked,) = Decoder().feed(receive(self.loop, opened))
-        said = handshake.Transcript(
-            identity.as_text(JOB), WORKER, str(asked["nonce"]), handshake.make_nonce()
+        (leader_challenge,) = Decoder().feed(receive(self.loop, opened))
+        transcript = handshake.Transcript(
+            identity.as_text(JOB), WORKER, str(leader_challenge["nonce"]), handshake.make_nonce()
         )
-        shown = handshake.make_proof(self.secret, LEADERS, said)
+        shown = handshake.make_proof(self.secret, LEADERS, transcript)
         challenge: dict[str, Json] = {
             "type": "challenge",
-            "nonce": said.leader_nonce,
+            "nonce": transcript.leader_nonce,
             "proof": shown,
         }
         challenge["protocol"] = PROTOCOL
         send(opened, encode([{**challenge, "secret": bool(self.secret)}]))
         assert b'"answer"' in receive(self.loop, opened)
-        return Peer(self.loop, opened, Seal(handshake.make_key(self.secret, said), LEADERS))
+        return Peer(self.loop, opened, Seal(handshake.make_key(self.secret, transcript), LEADERS))
 
     def let_in(self, stack: contextlib.ExitStack) -> Peer:
-        """As ``prove``, and welcome the worker."""
+        """Prove the secret as ``prove`` does, and welcome the worker."""
         peer = self.prove(stack)
         peer.say({"type": "welcome"})
         return peer

@@ -1,5 +1,5 @@
-"""Hosts as network namespaces on a bridge: what the engine tests of the
-launcher, and its benchmarks, share.
+"""Simulate hosts as network namespaces on a bridge, for the engine tests of the launcher and its
+benchmarks.
 
 A host is a network namespace with a PID, a UTS and a mount namespace of its own in it: as in a
 container, the launcher is process 1, with it everything on that host is gone, the host's own name
@@ -50,7 +50,7 @@ each_kept give
 umount /mnt
 exec "$@"
 """
-"""Makes the namespaces a host and runs a command in it. $1: what the host calls itself.
+"""Makes the namespaces a host and runs a command in it. $1: the host's name for itself.
 
 $2: a directory that all hosts have, the tests' own files. The checkout and the peers' programs stay
 where they are if they are below /tmp.
@@ -65,7 +65,7 @@ def call(*words: str) -> None:
 
 
 def need(*programs: str) -> None:
-    """Skip, and say what is missing."""
+    """Skip, and name the missing programs."""
     missing = [
         name
         for name in programs
@@ -106,10 +106,10 @@ class Network:
         number = self.hosts.index(host) + 1
         return f"10.77.{number // 250}.{number % 250}"
 
-    def resolves(self, host: str, *known: str) -> None:
+    def resolves(self, host: str, *known_hosts: str) -> None:
         """Let a host know these names only, from now on."""
-        lines = ["127.0.0.1 localhost", *(f"{self.address(name)} {name}" for name in known)]
-        # The same file: it is mounted already where a process of the host runs.
+        lines = ["127.0.0.1 localhost", *(f"{self.address(name)} {name}" for name in known_hosts)]
+        # The same file, as it is mounted already where a process of the host runs.
         Path("/etc/netns", self.space(host), "hosts").write_text(
             "\n".join(lines) + "\n", encoding="ascii"
         )
@@ -125,8 +125,8 @@ class Network:
 
 @contextlib.contextmanager
 def network_of(count: int, names: Sequence[str] = ()) -> Iterator[Network]:
-    """So many namespaces on a bridge, in which algo-1, algo-2... can be
-    resolved, or other names.
+    """Make ``count`` namespaces on a bridge, in which algo-1, algo-2... can be resolved, or other
+    names.
     """
     if os.geteuid() != 0:
         pytest.skip("network namespaces need root")
@@ -134,30 +134,30 @@ def network_of(count: int, names: Sequence[str] = ()) -> Iterator[Network]:
     if missing:
         pytest.skip(f"not here: {', '.join(missing)}")
     hosts = tuple(names) or tuple(f"algo-{number}" for number in range(1, count + 1))
-    made = Network(hosts, f"tw{os.getpid()}{next(_NUMBER)}")
+    network = Network(hosts, f"tw{os.getpid()}{next(_NUMBER)}")
     with contextlib.ExitStack() as stack:
-        call("ip", "netns", "add", made.prefix)
-        stack.callback(call, "ip", "netns", "delete", made.prefix)
-        call("ip", "-n", made.prefix, "link", "add", "switch", "type", "bridge")
-        call("ip", "-n", made.prefix, "link", "set", "switch", "up")
-        for number, host in enumerate(made.hosts, 1):
-            space, port = made.space(host), f"port{number}"
+        call("ip", "netns", "add", network.prefix)
+        stack.callback(call, "ip", "netns", "delete", network.prefix)
+        call("ip", "-n", network.prefix, "link", "add", "switch", "type", "bridge")
+        call("ip", "-n", network.prefix, "link", "set", "switch", "up")
+        for number, host in enumerate(network.hosts, 1):
+            space, port = network.space(host), f"port{number}"
             call("ip", "netns", "add", space)
             stack.callback(call, "ip", "netns", "delete", space)
             directory = Path("/etc/netns", space)
             directory.mkdir(parents=True)
             stack.callback(shutil.rmtree, directory)
-            made.resolves(made.hosts[number - 1], *made.hosts)
+            network.resolves(network.hosts[number - 1], *network.hosts)
             # Nothing answers there, and that is known at once: other names do not exist.
             (directory / "resolv.conf").write_text("nameserver 127.0.0.1\n", encoding="ascii")
-            peer = ("type", "veth", "peer", "name", port, "netns", made.prefix)
+            peer = ("type", "veth", "peer", "name", port, "netns", network.prefix)
             call("ip", "link", "add", "eth0", "netns", space, *peer)
-            call("ip", "-n", made.prefix, "link", "set", port, "master", "switch", "up")
-            call("ip", "-n", space, "address", "add", f"{made.address(host)}/16", "dev", "eth0")
+            call("ip", "-n", network.prefix, "link", "set", port, "master", "switch", "up")
+            call("ip", "-n", space, "address", "add", f"{network.address(host)}/16", "dev", "eth0")
             call("ip", "-n", space, "link", "set", "eth0", "up")
             call("ip", "-n", space, "link", "set", "lo", "up")
             call("ip", "-n", space, "route", "add", "default", "dev", "eth0")
-        yield made
+        yield network
 
 
 class Host(Launcher):
@@ -166,12 +166,12 @@ class Host(Launcher):
     def processes(self) -> list[int]:
         """Every process of the host."""
         mine = Path(f"/proc/{self.process_one()}/ns/pid").readlink()
-        found = []
+        pids = []
         for path in Path("/proc").glob("[0-9]*/ns/pid"):
             with contextlib.suppress(OSError):
                 if path.readlink() == mine:
-                    found.append(int(path.parts[2]))
-        return found
+                    pids.append(int(path.parts[2]))
+        return pids
 
     def pause(self) -> None:
         """Stop all its processes for the time being, as pausing a container does."""
@@ -196,8 +196,8 @@ def as_host(hostname: str, folder: Path) -> tuple[str, ...]:
     Those files are below /tmp or /dev/shm, and tests share images and scripts among them.
     """
     roots = [root for root in (Path("/dev/shm"), Path("/tmp")) if root in folder.parents]
-    kept = roots[0] / folder.relative_to(roots[0]).parts[0] if roots else folder
-    return (*OWN, "sh", "-c", BECOME_HOST, "sh", hostname, str(kept))
+    shared_folder = roots[0] / folder.relative_to(roots[0]).parts[0] if roots else folder
+    return (*OWN, "sh", "-c", BECOME_HOST, "sh", hostname, str(shared_folder))
 
 
 @contextlib.contextmanager
@@ -219,7 +219,7 @@ def job_on(
 
     before: words in front of a host's command, in its network.
     """
-    made: list[Host] = []
+    started_hosts: list[Host] = []
     with contextlib.ExitStack() as stack:
         for host in started or network.hosts:
             base = tmp_path / host
@@ -237,15 +237,15 @@ def job_on(
             }
             host_ = Host(base, *arguments, variables=environment, prefix=prefix)
             stack.enter_context(host_)
-            made.append(host_)
-        yield tuple(made)
+            started_hosts.append(host_)
+        yield tuple(started_hosts)
 
 
 @contextlib.contextmanager
 def two_namespaces() -> Iterator[Network]:
     """Two hosts, algo-1 and algo-2."""
-    with network_of(2) as made:
-        yield made
+    with network_of(2) as network:
+        yield network
 
 
 @contextlib.contextmanager
@@ -258,5 +258,5 @@ def two_hosts(
     wrong: dict[str, Json] = {"network_interface_name": "ethwe"}
     with job_on(
         network, tmp_path, script, hyperparameters, manifest=manifest, config=lambda _: wrong
-    ) as made:
-        yield made[0], made[1]
+    ) as hosts:
+        yield hosts[0], hosts[1]

@@ -1,4 +1,4 @@
-"""What tests need to have the real pip install something without any index of this machine."""
+"""Set up an installation by the real pip without any index of this machine."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def wheel(
     }
     record = f"{information}/RECORD"
     files[record] = "".join(f"{path},,\n" for path in (*files, record))
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w") as archive:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
         for path, text in files.items():
             archive.writestr(path, text)
-    return f"{name}-{version}-py3-none-any.whl", made.getvalue()
+    return f"{name}-{version}-py3-none-any.whl", buffer.getvalue()
 
 
 def python_of_an_image(base: Path, installed: Mapping[str, str]) -> Path:

@@ -32,7 +32,7 @@ def start_pod(
         host: Its name there.
         base: Folder of its files.
         words: Arguments of the program.
-        hostname: What the pod calls itself.
+        hostname: The pod's name for itself.
         variables: The platform's.
         mounts: Path in the pod -> file or folder that is put there.
         program: The words that start the program.
@@ -98,8 +98,8 @@ def write_ssh_folder(folder: Path) -> Mapping[str, Path]:
 
     The mounts.
     """
-    made = folder / "ssh"
-    made.mkdir()
+    ssh_folder = folder / "ssh"
+    ssh_folder.mkdir()
     path = f"{PREFIX}/bin:/usr/bin:/bin"
-    (made / "sshd_config").write_text(f'UsePAM yes\nSetEnv "PATH={path}"\n', encoding="ascii")
-    return {"/etc/ssh": made}
+    (ssh_folder / "sshd_config").write_text(f'UsePAM yes\nSetEnv "PATH={path}"\n', encoding="ascii")
+    return {"/etc/ssh": ssh_folder}

@@ -83,13 +83,13 @@ class Slurm:
     def batch(self, script: Path, *words: str, variables: Mapping[str, str]) -> tuple[int, str]:
         """Run a batch script; its exit status and its output."""
         out = script.with_suffix(".out")
-        made = self.run(
+        result = self.run(
             "sbatch", "--parsable", f"--output={out}", *words, str(script), variables=variables
         )
-        assert made.returncode == 0, made.stdout
+        assert result.returncode == 0, result.stdout
         deadline = time.monotonic() + TIME_OUT * 2
         while time.monotonic() < deadline:
-            shown = self.run("scontrol", "show", "job", made.stdout.strip()).stdout
+            shown = self.run("scontrol", "show", "job", result.stdout.strip()).stdout
             state, status = (
                 re.search(r"JobState=(\w+)", shown),
                 re.search(r"ExitCode=(\d+):", shown),
@@ -118,8 +118,8 @@ def slurm_of(count: int, folder: Path, cpus: int = 2) -> Iterator[Slurm]:
     need(*PROGRAMS)
     start_clock()
     with network_of(count) as network, contextlib.ExitStack() as stack:
-        made = Slurm(network, folder)
-        _configure(made, cpus)
+        slurm = Slurm(network, folder)
+        _configure(slurm, cpus)
         socket = folder / "munge.socket"
         _start(
             stack,
@@ -134,7 +134,7 @@ def slurm_of(count: int, folder: Path, cpus: int = 2) -> Iterator[Slurm]:
                 f"--log-file={folder}/munge.log",
             ),
         )
-        _until(socket.exists, made)
+        _until(socket.exists, slurm)
         conf = str(folder / "slurm.conf")
         leader = network.hosts[0]
         _start(stack, _on(network, leader, f"slurmctld -D -f {conf}"))
@@ -142,15 +142,15 @@ def slurm_of(count: int, folder: Path, cpus: int = 2) -> Iterator[Slurm]:
             _start(stack, _on(network, host, f"slurmd -D -N {host} -f {conf}"))
         _until(
             lambda: (
-                made.run("sinfo", "--noheader", "--format=%D %t").stdout.strip() == f"{count} idle"
+                slurm.run("sinfo", "--noheader", "--format=%D %t").stdout.strip() == f"{count} idle"
             ),
-            made,
+            slurm,
         )
-        yield made
+        yield slurm
 
 
-def _configure(made: Slurm, cpus: int) -> None:
-    network, folder = made.network, made.folder
+def _configure(slurm: Slurm, cpus: int) -> None:
+    network, folder = slurm.network, slurm.folder
     nodes = [
         f"NodeName={host} NodeHostname={host}"
         f" NodeAddr={network.address(host)} CPUs={cpus} State=UNKNOWN"
@@ -195,14 +195,14 @@ def _start(stack: contextlib.ExitStack, words: Sequence[str]) -> None:
     stack.callback(process.kill)
 
 
-def _until(done: object, made: Slurm) -> None:
+def _until(done: object, slurm: Slurm) -> None:
     """Wait for a cluster that answers.
 
-    Skip, with what its logs say, where this machine cannot run one.
+    Skip, with the logs' text, where this machine cannot run one.
     """
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         if done():  # type: ignore[operator]
             return
         time.sleep(0.2)
-    pytest.skip(f"NOT TESTED: Slurm does not start on this machine:\n{made.logs()}")
+    pytest.skip(f"NOT TESTED: Slurm does not start on this machine:\n{slurm.logs()}")

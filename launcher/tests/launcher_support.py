@@ -1,5 +1,5 @@
-"""What the launcher's tests share: made-up environments for pure tests, real
-launcher processes for the others.
+"""Share made-up environments for pure tests, and real launcher processes for the others, among the
+launcher's tests.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ atexit.register(time.sleep, 0.3)
 
 Without that one of a few good ranks is aborted after its last line ("terminate called without an
 active exception"): a thread of gloo still frees a tensor when Python ends (pytorch issue 190489).
-It is torch's fault, not the launcher's.
+The fault is torch's, not the launcher's.
 """
 
 TRAIN = (sys.executable, "-IS", str(LAUNCHER / "trainworks_launcher" / "__main__.py"))
@@ -125,11 +125,12 @@ def environment(
             "current_instance_type": instance_type,
             "network_interface_name": interface,
         }
-    made = Environment(
+    hosts_config = config if resource_config is None else resource_config
+    value = Environment(
         base_directory="/opt/ml",
         variables=MappingProxyType(dict(variables or {"PATH": "/usr/bin:/bin"})),
         hyperparameters=decode_values({"sagemaker_program": "train.py", **(hyperparameters or {})}),
-        hosts=read_hosts(config if resource_config is None else resource_config),
+        hosts=read_hosts(hosts_config),
         input_data_config=MappingProxyType({}),
         manifest=_for_its_devices(manifest(open_mpi), instance_type),
         devices=devices,
@@ -141,18 +142,20 @@ def environment(
         launcher_directory="/opt/trainworks/lib/trainworks_launcher",
         platform=platforms.describe(platforms.Sources(variables or {}, config, host)),
     )
-    return made._replace(**changes)  # type: ignore[arg-type]
+    return value._replace(**changes)  # type: ignore[arg-type]
 
 
-def _for_its_devices(made: Manifest, instance_type: str) -> Manifest:
+def _for_its_devices(given_manifest: Manifest, instance_type: str) -> Manifest:
     """An image with Neuron for hosts that have its cores."""
     if "neuron" not in instance_type:
-        return made
-    return made._replace(components=MappingProxyType({**made.components, "neuron-runtime": "2.32"}))
+        return given_manifest
+    return given_manifest._replace(
+        components=MappingProxyType({**given_manifest.components, "neuron-runtime": "2.32"})
+    )
 
 
-def plan(made: Environment, host: str = "") -> NodePlan:
-    return plan_host(make_job(made, host))
+def plan(job_environment: Environment, host: str = "") -> NodePlan:
+    return plan_host(make_job(job_environment, host))
 
 
 def write_inputs(
@@ -195,12 +198,12 @@ def write_manifest(
 
 def pids_with_variable(name: str, value: str) -> list[int]:
     """Processes started with this environment variable."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             if f"{name}={value}".encode() in path.read_bytes().split(b"\0"):
-                found.append(int(path.parent.name))
-    return found
+                pids.append(int(path.parent.name))
+    return pids
 
 
 class Launcher:
@@ -218,7 +221,7 @@ class Launcher:
         self.base = base
         self.output = b""
         self.status = -1
-        self.ended = 0.0
+        self.end_time = 0.0
         env = {
             name: value
             for name, value in os.environ.items()
@@ -230,10 +233,10 @@ class Launcher:
             # be one of the test's, with a short name.
             scratch = base / "tmp"
             if not scratch.exists():
-                made = tempfile.mkdtemp(prefix="tw-")
-                atexit.register(shutil.rmtree, made, ignore_errors=True)
+                real_folder = tempfile.mkdtemp(prefix="tw-")
+                atexit.register(shutil.rmtree, real_folder, ignore_errors=True)
                 base.mkdir(parents=True, exist_ok=True)
-                scratch.symlink_to(made)
+                scratch.symlink_to(real_folder)
             env["TMPDIR"] = str(scratch.resolve())
         env.update(variables or {})
         command = [*prefix, *program, *arguments]
@@ -280,17 +283,17 @@ class Launcher:
         while self._read():
             pass
         status = self.process.wait(TIME_OUT)
-        self.ended = time.monotonic()
+        self.end_time = time.monotonic()
         return status
 
     @property
     def seconds(self) -> float:
-        """How long it ran."""
-        return self.ended - self.started
+        """Return how long the launcher ran."""
+        return self.end_time - self.started
 
     def assert_ended_within(self, seconds: float) -> None:
-        """Fail unless it ran no longer, on a machine without other work."""
-        assert_within(seconds, self.started, self.ended, self.text)
+        """Fail if the launcher ran longer, on a machine without other work."""
+        assert_within(seconds, self.started, self.end_time, self.text)
 
     def signal_process_one(self, number: int) -> None:
         """Signal the launcher itself where it is process 1 of a PID namespace,

@@ -1,4 +1,4 @@
-"""Run by the Python of sagemaker-training's own virtual environment: what the
+"""Run by the Python of sagemaker-training's own virtual environment: print the variables that the
 real package exports, for many inputs.
 
 Reads a JSON list of ``{"base": directory, "variables": {...}}`` from standard input, writes a JSON
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def export(module: types.ModuleType, before: dict[str, str]) -> dict[str, object]:
-    """What ``train`` does between the start and the script, as far as the environment goes."""
+    """Do the steps of ``train`` before the script, as far as the environment goes."""
     environment = module.Environment()
     arguments = environment.to_cmd_args()
     variables = environment.to_env_vars()

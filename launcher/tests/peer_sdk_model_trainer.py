@@ -30,11 +30,11 @@ JOBS = {
     ),
 }
 
-made = {
+files_by_name = {
     name: {
         "source": source.model_dump(),
         "distributed": distributed.model_dump() if distributed else {},
     }
     for name, (source, distributed) in JOBS.items()
 }
-json.dump(made, sys.stdout)
+json.dump(files_by_name, sys.stdout)

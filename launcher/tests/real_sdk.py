@@ -1,5 +1,5 @@
-"""Asks the SageMaker Python SDK itself what it makes of a ``distribution``,
-where its second line is installed.
+"""Ask the SageMaker Python SDK itself for its reading of a ``distribution``, where its second line
+is installed.
 
 The SDK answers in a process of its own, without credentials, and sends nothing: its import looks
 for credentials on the network, writes lines of its own, and changes the dicts that it is given.
@@ -35,7 +35,7 @@ _START = "import sys; sys.path += sys.argv[1:]; import real_sdk; real_sdk.answer
 
 
 class Case(NamedTuple):
-    """What an estimator is given.
+    """The arguments of an estimator.
 
     ``version`` is the framework's, ``""`` if not known (TensorFlow's needs it).
     """
@@ -58,7 +58,7 @@ def ask(cases: Sequence[Case], python: str = sys.executable) -> tuple[Answer, ..
     """Ask the SDK of a Python.
 
     Args:
-        cases: What to ask.
+        cases: The questions.
         python: The interpreter; if it is this one, it is not started where it has no ``sagemaker``.
 
     Returns:
@@ -68,15 +68,14 @@ def ask(cases: Sequence[Case], python: str = sys.executable) -> tuple[Answer, ..
         return None
     own = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     root = Path(__file__).resolve().parents[2] / "launcher"
+    questions = []
+    for case in cases:
+        groups = [vars(group) for group in case.groups]
+        questions.append({**case._asdict(), "groups": groups})
     try:
         done = subprocess.run(
             (python, "-c", _START, str(root), str(Path(__file__).parent)),
-            input=json.dumps(
-                [
-                    {**case._asdict(), "groups": [vars(group) for group in case.groups]}
-                    for case in cases
-                ]
-            ),
+            input=json.dumps(questions),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             cwd=root.anchor,  # -c looks for modules there first: not among a user's files
@@ -93,7 +92,7 @@ def ask(cases: Sequence[Case], python: str = sys.executable) -> tuple[Answer, ..
 
 
 def _sent(case: Mapping[str, Any], session: Any) -> dict[str, Any]:
-    """Return the hyperparameters of an estimator. Raises what the SDK raises."""
+    """Return the hyperparameters of an estimator. Raises the SDK's own errors."""
     kind = importlib.import_module("sagemaker.instance_group").InstanceGroup
     framework = case["framework"]
     estimator = getattr(importlib.import_module(f"sagemaker.{framework}"), _ESTIMATORS[framework])
@@ -104,14 +103,15 @@ def _sent(case: Mapping[str, Any], session: Any) -> dict[str, Any]:
     first = case["groups"][0]
     if GROUPS in distribution:
         # Objects in a script; one that the cluster does not have is another object.
-        asked = group_names(distribution)
+        groups_named = group_names(distribution)
         distribution[GROUPS] = [
-            groups.get(name, kind(name, first["instance_type"], 1)) for name in asked
+            groups.get(name, kind(name, first["instance_type"], 1)) for name in groups_named
         ]
     cluster: dict[str, Any] = {"instance_groups": list(groups.values())}
     if not first["name"]:
         cluster = {"instance_type": first["instance_type"], "instance_count": first["count"]}
-    made = estimator(
+    model_options = {"model_dir": False} if framework == "tensorflow" else {}
+    real_estimator = estimator(
         entry_point=case["entry_point"],
         role="arn:aws:iam::000000000000:role/none",
         image_uri="image",
@@ -120,13 +120,13 @@ def _sent(case: Mapping[str, Any], session: Any) -> dict[str, Any]:
         distribution=distribution,
         sagemaker_session=session,
         **cluster,
-        **({"model_dir": False} if framework == "tensorflow" else {}),
+        **model_options,
     )
-    return {name: json.loads(value) for name, value in made.hyperparameters().items()}
+    return {name: json.loads(value) for name, value in real_estimator.hyperparameters().items()}
 
 
 def answer() -> None:
-    """Answer the cases on stdin, as JSON on stdout: what the child process does."""
+    """Answer the cases on stdin, as JSON on stdout, in the child process."""
     cases, stdout = json.load(sys.stdin), sys.stdout
     sys.stdout = sys.stderr  # the SDK's log
     session = importlib.import_module("sagemaker").Session()

@@ -24,7 +24,7 @@ def value(name: str, second: bool) -> str:
         return {"lost": "[GPU is lost]", "reset": "[GPU requires reset]"}[FAULT]
     if name == "utilization.gpu":
         return "50" if second else busy()
-    given = {
+    values = {
         "index": str(int(second)),
         "uuid": f"GPU-{'bb' if second else 'aa'}",
         "gpu_uuid": f"GPU-{'bb' if second else 'aa'}",
@@ -42,7 +42,7 @@ def value(name: str, second: bool) -> str:
     return (
         "[N/A]"
         if FAULT == "none of it" and "e" in name[5:] and name != "driver_version"
-        else given[name]
+        else values[name]
     )
 
 
@@ -50,12 +50,12 @@ def busy() -> str:
     """Return the use of the first GPU: more the second time, when the FIFO of
     NVML_USE is opened.
     """
-    told = os.environ["NVML_USE"]
-    mark = Path(f"{told}-before")
+    fifo = os.environ["NVML_USE"]
+    mark = Path(f"{fifo}-before")
     if not mark.exists():
         mark.touch()
         return "70"
-    os.close(os.open(told, os.O_WRONLY | os.O_NONBLOCK))
+    os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
     return "90"
 
 

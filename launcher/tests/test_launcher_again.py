@@ -76,15 +76,15 @@ def shared(tmp_path: Path, **more: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def host(base: Path, name: str, script: str, variables: dict[str, str]) -> Iterator[Launcher]:
-    """One of two hosts, whose launcher a test may start anew."""
+    """Start one of two hosts, whose launcher a test may start anew."""
     config: dict[str, Json] = {
         "hosts": list(HOSTS),
         "current_host": name,
         "network_interface_name": "lo",
     }
     write_inputs(base, script, {}, config)
-    with Launcher(base, variables=variables) as made:
-        yield made
+    with Launcher(base, variables=variables) as launcher:
+        yield launcher
 
 
 @pytest.mark.parametrize("dies", HOSTS)
@@ -94,12 +94,12 @@ def test_both_hosts_start_again_from_the_checkpoint_when_a_process_is_killed(
     variables = shared(tmp_path, DIES=dies)
     with two_hosts(tmp_path, SCRIPT + DIE + WAIT, variables=variables) as (leader, worker):
         assert (leader.wait(), worker.wait()) == (0, 0), leader.text + worker.text
-    for made in (leader, worker):
-        assert f"try 1 from {tmp_path}/checkpoints/step-7-of-10.ckpt" in made.text
-        assert "two tries at once" not in made.text
-        assert "starting again on every host (1 of 2): train.py on host " + dies in made.text
-        assert made.succeeded
-        assert made.failure == ""
+    for launcher in (leader, worker):
+        assert f"try 1 from {tmp_path}/checkpoints/step-7-of-10.ckpt" in launcher.text
+        assert "two tries at once" not in launcher.text
+        assert "starting again on every host (1 of 2): train.py on host " + dies in launcher.text
+        assert launcher.succeeded
+        assert launcher.failure == ""
 
 
 BEAT = """
@@ -118,7 +118,7 @@ signal.pause()
 def test_the_steps_that_are_lost_are_counted_where_the_script_says_its_step(
     tmp_path: Path, named: str
 ) -> None:
-    """One of the hosts sees the file; both tell the same.
+    """Write the file on one of the hosts; both tell the same.
 
     A checkpoint without a step leaves the time.
     """
@@ -126,24 +126,35 @@ def test_the_steps_that_are_lost_are_counted_where_the_script_says_its_step(
     script = SCRIPT + BEAT.replace("step=7.ckpt", named)
     with two_hosts(tmp_path, script, variables=variables) as (leader, worker):
         assert (leader.wait(), worker.wait()) == (5, 5), leader.text + worker.text
-    known = named.startswith("step")
-    for made in (leader, worker):
-        assert ("; 5 step(s) are lost: the last try had come to step 12" in made.text) is known
-        assert (" s of the last try are lost" in made.text) is not known
-        told = json.loads((made.base / "output/failure.json").read_text(encoding="utf-8"))
-        assert told["lost_steps"] == (10 if known else None)
-        assert ("started again 2 time(s), 10 step(s) lost; before that:" in made.failure) is known
+    has_step = named.startswith("step")
+    for launcher in (leader, worker):
+        assert (
+            "; 5 step(s) are lost: the last try had come to step 12" in launcher.text
+        ) is has_step
+        assert (" s of the last try are lost" in launcher.text) is not has_step
+        failure_file = json.loads(
+            (launcher.base / "output/failure.json").read_text(encoding="utf-8")
+        )
+        assert failure_file["lost_steps"] == (10 if has_step else None)
+        assert (
+            "started again 2 time(s), 10 step(s) lost; before that:" in launcher.failure
+        ) is has_step
 
 
 def test_the_last_try_tells_of_the_earlier_ones(tmp_path: Path) -> None:
     script = SCRIPT + f"\nif host == '{WORKER}': sys.exit(3 + int(again))\nsignal.pause()\n"
     with two_hosts(tmp_path, script, variables=shared(tmp_path)) as (leader, worker):
         assert (leader.wait(), worker.wait()) == (5, 5), leader.text + worker.text
-    for made in (leader, worker):
-        told = json.loads((made.base / "output/failure.json").read_text(encoding="utf-8"))
-        assert told["restarts"] == 2
-        assert [cause.rpartition("exit status ")[2] for cause in told["earlier"]] == ["3", "4"]
-        assert "started again 2 time(s); before that:" in made.failure
+    for launcher in (leader, worker):
+        failure_file = json.loads(
+            (launcher.base / "output/failure.json").read_text(encoding="utf-8")
+        )
+        assert failure_file["restarts"] == 2
+        assert [cause.rpartition("exit status ")[2] for cause in failure_file["earlier"]] == [
+            "3",
+            "4",
+        ]
+        assert "started again 2 time(s); before that:" in launcher.failure
 
 
 def test_the_same_failure_without_a_new_checkpoint_ends_the_job(tmp_path: Path) -> None:
@@ -163,31 +174,31 @@ def test_the_same_failure_without_a_new_checkpoint_ends_the_job(tmp_path: Path) 
 def test_a_host_that_its_platform_starts_anew_joins_the_one_that_waits(
     tmp_path: Path, killed: str
 ) -> None:
-    """Its launcher is killed, with all that it had started; the new one knows of no earlier try."""
+    """Kill the launcher, with all that it had started; the new one knows of no earlier try."""
     variables = shared(tmp_path)
     with contextlib.ExitStack() as stack:
         first = {
             name: stack.enter_context(host(tmp_path / name, name, SCRIPT + WAIT, variables))
             for name in HOSTS
         }
-        for made in first.values():
-            made.read_until("try 0 from")
+        for launcher in first.values():
+            launcher.read_until("try 0 from")
         first[killed].process.send_signal(signal.SIGKILL)
         first[killed].wait()
         other = first[LEADER if killed == WORKER else WORKER]
         other.read_until("starting again on every host (1 of 2): lost host " + killed)
         new = stack.enter_context(host(tmp_path / killed, killed, SCRIPT + WAIT, variables))
         assert (other.wait(), new.wait()) == (0, 0), other.text + new.text
-    for made in (other, new):
-        assert "try 1 from nothing" in made.text
-        assert "two tries at once" not in made.text
+    for launcher in (other, new):
+        assert "try 1 from nothing" in launcher.text
+        assert "two tries at once" not in launcher.text
 
 
 def test_a_host_that_does_not_come_back_ends_the_job_with_what_was_lost(tmp_path: Path) -> None:
     variables = shared(tmp_path, TRAINWORKS_JOIN_LIMIT_SECONDS="15")
     with two_hosts(tmp_path, SCRIPT + WAIT, variables=variables) as (leader, worker):
-        for made in (leader, worker):
-            made.read_until("try 0 from")
+        for launcher in (leader, worker):
+            launcher.read_until("try 0 from")
         worker.process.send_signal(signal.SIGKILL)
         assert leader.wait() == 66
     assert leader.failure.startswith(f"hosts that did not join within 15 s: {WORKER}")
@@ -196,8 +207,8 @@ def test_a_host_that_does_not_come_back_ends_the_job_with_what_was_lost(tmp_path
 
 def test_a_stop_signal_between_two_tries_ends_the_job(tmp_path: Path) -> None:
     with two_hosts(tmp_path, SCRIPT + WAIT, variables=shared(tmp_path)) as (leader, worker):
-        for made in (leader, worker):
-            made.read_until("try 0 from")
+        for launcher in (leader, worker):
+            launcher.read_until("try 0 from")
         worker.process.send_signal(signal.SIGKILL)
         leader.read_until("starting again on every host")
         leader.process.send_signal(signal.SIGTERM)
@@ -207,9 +218,9 @@ def test_a_stop_signal_between_two_tries_ends_the_job(tmp_path: Path) -> None:
 
 def test_a_script_of_one_host_starts_again(tmp_path: Path) -> None:
     write_inputs(tmp_path, SCRIPT + "\nsys.exit(0 if again == '2' else 10 + int(again))\n", {}, {})
-    with Launcher(tmp_path, variables=shared(tmp_path / "shared")) as made:
-        assert made.wait() == 0, made.text
-    assert made.text.count("starting again on every host") == 2
+    with Launcher(tmp_path, variables=shared(tmp_path / "shared")) as launcher:
+        assert launcher.wait() == 0, launcher.text
+    assert launcher.text.count("starting again on every host") == 2
 
 
 LOST = Outcome(FAILED, names.EXIT_HOSTS, "a", "lost host b")
@@ -237,20 +248,22 @@ REFUSED = Outcome(FAILED, names.EXIT_CHECK, "a", "a GPU is broken")
 def test_what_another_try_may_cure(mode: str, outcomes: list[Outcome], again: list[bool]) -> None:
     """torchrun starts its ranks again itself; not more tries than asked for."""
     variables = {"PATH": "/usr/bin", "TRAINWORKS_MAX_RESTARTS": "2"}
-    asked: dict[str, Json] = {f"sagemaker_{mode}_enabled": "true"}
-    tries = Tries(plan(environment(asked, hosts=("algo-1", "algo-2"), variables=variables)))
-    found = []
+    hyperparameters: dict[str, Json] = {f"sagemaker_{mode}_enabled": "true"}
+    tries = Tries(
+        plan(environment(hyperparameters, hosts=("algo-1", "algo-2"), variables=variables))
+    )
+    judgements = []
     for outcome in outcomes:
         judged = tries.judge(outcome, started=True)
-        found.append(judged.again)
+        judgements.append(judged.again)
         assert judged._replace(again=outcome.again) == outcome
         if judged.again:
             tries.count(judged, 0.0)
-    assert found == again
+    assert judgements == again
 
 
 def test_a_job_that_never_started_is_not_started_again() -> None:
-    """Its hosts were never there; between two tries a host may be late once more."""
+    """Wait for hosts that were never there; between two tries a host may be late once more."""
     tries = Tries(
         plan(
             environment(
@@ -264,7 +277,7 @@ def test_a_job_that_never_started_is_not_started_again() -> None:
 
 
 def test_what_hosts_tell_each_other_of_their_tries() -> None:
-    made = [
+    hosts_tries = [
         Tries(
             plan(
                 environment(
@@ -275,7 +288,7 @@ def test_what_hosts_tell_each_other_of_their_tries() -> None:
         )
         for _ in range(2)
     ]
-    here, there = made
+    here, there = hosts_tries
     there.count(LOST, 0.0)
     there.count(KILLED._replace(cause="second"), 0.0)
     assert not there.learn(here.fields())
@@ -288,7 +301,7 @@ def test_what_hosts_tell_each_other_of_their_tries() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "written", "step", "said"),
+    ("name", "modified", "step", "message"),
     [
         ("step-7.ckpt", 960, "12\n", "5 step(s) are lost: the last try had come to step 12"),
         ("step-7.ckpt", 960, "5", "0 step(s) are lost: the last try had come to step 5"),
@@ -301,13 +314,18 @@ def test_what_hosts_tell_each_other_of_their_tries() -> None:
     ],
 )
 def test_what_a_restart_costs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, written: int, step: str, said: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    modified: int,
+    step: str,
+    message: str,
 ) -> None:
     """The try ran from 900 to 1000, in seconds of the clock."""
     monkeypatch.setattr(time, "time", lambda: 1000.0)
     if name:
         (tmp_path / name).write_text("weights")
-        os.utime(tmp_path / name, (written, written))
+        os.utime(tmp_path / name, (modified, modified))
     beat = tmp_path / "beat"
     beat.write_text(step)
     os.utime(beat, (990, 990))
@@ -324,11 +342,11 @@ def test_what_a_restart_costs(
     changed, line = tries.go_on(*tries.find())
     assert (
         line == "try 2 of the job goes on from"
-        f" {tmp_path / name if name else 'its beginning: no checkpoint'}; {said}"
+        f" {tmp_path / name if name else 'its beginning: no checkpoint'}; {message}"
     )
     assert changed["TRAINWORKS_RESUME_FROM"] == (str(tmp_path / name) if name else "")
-    known = "step(s)" in said
-    assert tries.of_job(KILLED).lost_steps == (int(said.split()[0]) if known else None)
+    has_steps = "step(s)" in message
+    assert tries.of_job(KILLED).lost_steps == (int(message.split()[0]) if has_steps else None)
     os.utime(beat, (800, 800))  # of a job before this one
     tries.count(KILLED, 900.0)
     assert "step(s)" not in tries.go_on(*tries.find())[1]
@@ -348,9 +366,9 @@ def test_a_failure_whose_message_differs_is_the_same_one(tmp_path: Path, message
     )
     with Launcher(
         tmp_path, variables=shared(tmp_path / "shared", TRAINWORKS_MAX_RESTARTS="5")
-    ) as made:
-        assert made.wait() == 1
-    assert made.text.count("a try\n") == 2, made.text
+    ) as launcher:
+        assert launcher.wait() == 1
+    assert launcher.text.count("a try\n") == 2, launcher.text
 
 
 def test_three_restarts_that_end_in_the_same_kill_are_enough(tmp_path: Path) -> None:
@@ -362,9 +380,9 @@ def test_three_restarts_that_end_in_the_same_kill_are_enough(tmp_path: Path) -> 
     )
     with Launcher(
         tmp_path, variables=shared(tmp_path / "shared", TRAINWORKS_MAX_RESTARTS="9")
-    ) as made:
-        assert made.wait() == 137
-    assert made.text.count("a try\n") == 4, made.text
+    ) as launcher:
+        assert launcher.wait() == 137
+    assert launcher.text.count("a try\n") == 4, launcher.text
 
 
 # --- pauses between tries -------------------------------------------------------------------------
@@ -374,8 +392,8 @@ def test_tries_without_a_step_further_begin_later_and_later(tmp_path: Path) -> N
         "TRAINWORKS_MAX_RESTARTS": "99",
         "TRAINWORKS_CHECKPOINT_DIRECTORY": str(tmp_path),
     }
-    made = environment(variables=variables)._replace(checkpoint_directory=str(tmp_path))
-    tries = Tries(plan(made), str(tmp_path.parent / "beat"))
+    job_environment = environment(variables=variables)._replace(checkpoint_directory=str(tmp_path))
+    tries = Tries(plan(job_environment), str(tmp_path.parent / "beat"))
     pauses = []
     for number in range(9):
         assert tries.judge(ENDED._replace(cause=f"ValueError: {number}"), started=True).again
@@ -427,8 +445,8 @@ def test_a_try_waits_for_a_checkpoint_that_cannot_be_read_and_the_hosts_do_not(
         host(tmp_path / "b", WORKER, script, variables),
     )
     with both[0] as leader, both[1] as worker:
-        for each in (leader, worker):
-            each.read_until("the file system does not answer; this host waits for it")
+        for launcher in (leader, worker):
+            launcher.read_until("the file system does not answer; this host waits for it")
         leader.process.send_signal(signal.SIGTERM)
         assert leader.wait() == worker.wait() == 143, leader.text + worker.text
     assert leader.failure.startswith("stopped by SIGTERM") or "started again" in leader.failure
@@ -457,7 +475,7 @@ def silent_file_system(place: Path) -> Iterator[None]:
 
 
 def test_a_file_system_that_dies_keeps_neither_the_hosts_nor_the_end(tmp_path: Path) -> None:
-    """It dies under the checkpoints and the heartbeat file.
+    """The file system dies under the checkpoints and the heartbeat file.
 
     Then a rank fails, and later a stop signal comes.
     """
@@ -472,12 +490,12 @@ def test_a_file_system_that_dies_keeps_neither_the_hosts_nor_the_end(tmp_path: P
         host(tmp_path / "b", WORKER, script, variables),
     )
     with both[0] as leader, both[1] as worker:
-        for each in (leader, worker):
-            each.read_until("try 0 from")
+        for launcher in (leader, worker):
+            launcher.read_until("try 0 from")
         with silent_file_system(place):
             (tmp_path / "shared" / "now").touch()
-            for each in (leader, worker):
-                each.read_until("the file system does not answer; this host waits for it")
+            for launcher in (leader, worker):
+                launcher.read_until("the file system does not answer; this host waits for it")
             worker.process.send_signal(signal.SIGTERM)
             assert leader.wait() == worker.wait() == 143, leader.text + worker.text
     assert "lost host" not in leader.text + worker.text
@@ -492,13 +510,13 @@ def test_a_job_ends_whose_output_is_on_a_file_system_that_died(tmp_path: Path) -
         "1 / 0\n"
     )
     write_inputs(tmp_path, script, {}, {})
-    with Launcher(tmp_path) as made:
-        made.read_until("ready")
+    with Launcher(tmp_path) as launcher:
+        launcher.read_until("ready")
         with silent_file_system(tmp_path / "output"):
             (tmp_path / "code" / "now").touch()
-            assert made.wait() == 1, made.text
-    assert f"cannot write below {tmp_path}/output: the file system does not answer" in made.text
-    assert "ZeroDivisionError" in made.text
+            assert launcher.wait() == 1, launcher.text
+    assert f"cannot write below {tmp_path}/output: the file system does not answer" in launcher.text
+    assert "ZeroDivisionError" in launcher.text
 
 
 # --- /dev/shm -------------------------------------------------------------------------------------
@@ -537,20 +555,20 @@ def test_what_a_killed_rank_left_in_shared_memory_is_removed_before_the_next_try
     try:
         write_inputs(base, LEAVES_MEMORY, {}, {})
         variables = {**shared(base / "shared"), "TMPDIR": "/var/tmp"}
-        with Launcher(base, variables=variables, prefix=(*OWN_MEMORY, system)) as made:
-            assert made.wait() == 0, made.text
+        with Launcher(base, variables=variables, prefix=(*OWN_MEMORY, system)) as launcher:
+            assert launcher.wait() == 0, launcher.text
     finally:
         shutil.rmtree(base)
-    assert "try 0 finds ['before']" in made.text
+    assert "try 0 finds ['before']" in launcher.text
     if system == "shm":
-        assert "removed what dead ranks left: 1 file(s), 1 MiB, in /dev/shm" in made.text
-        assert "try 1 finds ['before']" in made.text
+        assert "removed what dead ranks left: 1 file(s), 1 MiB, in /dev/shm" in launcher.text
+        assert "try 1 finds ['before']" in launcher.text
     else:  # other jobs may use it, too
         assert (
             "dead ranks have left 1 file(s), 1 MiB, in /dev/shm; other jobs may use it too"
-            in made.text
+            in launcher.text
         )
-        assert "try 1 finds ['before', 'left']" in made.text
+        assert "try 1 finds ['before', 'left']" in launcher.text
 
 
 def test_a_file_that_a_process_has_mapped_or_open_stays(tmp_path: Path) -> None:
@@ -560,10 +578,10 @@ def test_a_file_that_a_process_has_mapped_or_open_stays(tmp_path: Path) -> None:
     with (tmp_path / "mapped").open("r+b") as opened:
         mapped = mmap.mmap(opened.fileno(), 0)
     with (tmp_path / "open").open("rb"):
-        found = shared_memory.clean_up(before, str(tmp_path))
+        cleaned = shared_memory.clean_up(before, str(tmp_path))
     mapped.close()
-    assert found is not None
-    assert found.number == 1
-    assert not found.removed, "this directory is not a container's /dev/shm"
+    assert cleaned is not None
+    assert cleaned.number == 1
+    assert not cleaned.removed, "this directory is not a container's /dev/shm"
     later = shared_memory.clean_up(before, str(tmp_path), until=1.0)
     assert later is None, "files of ranks that run now"

@@ -73,23 +73,25 @@ def variables(shared: Path) -> dict[str, str]:
 
 
 def die(
-    network: Network, folder: Path, manifest: Path, mode: dict[str, Json], dies: str, what: str
+    network: Network, folder: Path, manifest: Path, mode: dict[str, Json], dies: str, victim: str
 ) -> None:
     """One job of which something dies on a host, once."""
-    given = variables(folder / "shared")
+    host_variables = variables(folder / "shared")
     with contextlib.ExitStack() as stack:
         hosts = dict(
             zip(
                 network.hosts,
                 stack.enter_context(
-                    job_on(network, folder, SCRIPT, mode, manifest=manifest, variables=given)
+                    job_on(
+                        network, folder, SCRIPT, mode, manifest=manifest, variables=host_variables
+                    )
                 ),
                 strict=True,
             )
         )
         for host in hosts.values():
             host.read_until("step 3 of try 0, process")
-        if what == "rank":
+        if victim == "rank":
             scripts = [
                 pid
                 for pid in hosts[dies].processes()
@@ -103,17 +105,23 @@ def die(
             other = next(host for name, host in hosts.items() if name != dies)
             other.read_until("starting again on every host")
             started = job_on(
-                network, folder, SCRIPT, mode, manifest=manifest, variables=given, started=[dies]
+                network,
+                folder,
+                SCRIPT,
+                mode,
+                manifest=manifest,
+                variables=host_variables,
+                started=[dies],
             )
             (hosts[dies],) = stack.enter_context(started)
         statuses = [host.wait() for host in hosts.values()]
-        said = "".join(host.text for host in hosts.values())
-        assert statuses == [0, 0], said
-    assert "two tries at once" not in said
+        text = "".join(host.text for host in hosts.values())
+        assert statuses == [0, 0], text
+    assert "two tries at once" not in text
     for name, host in hosts.items():
         (begun,) = [
             line
-            for line in said.splitlines()
+            for line in text.splitlines()
             if line.endswith(f" on {name}") and "try 1 begins" in line
         ]
         assert int(begun.split()[-3]) >= 3, begun
@@ -128,9 +136,9 @@ def command_of(pid: int) -> bytes:
 
 
 @pytest.mark.parametrize("dies", ["algo-1", "algo-2"])
-@pytest.mark.parametrize("what", ["rank", "host"])
+@pytest.mark.parametrize("victim", ["rank", "host"])
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: f"open-mpi-{dialect.major}")
-def test_mpi(tmp_path: Path, dialect: Dialect, what: str, dies: str) -> None:
+def test_mpi(tmp_path: Path, dialect: Dialect, victim: str, dies: str) -> None:
     path, version = mpirun(dialect)
     programs = {"mpirun": path, "python": sys.executable}
     manifest = write_manifest(
@@ -144,36 +152,46 @@ def test_mpi(tmp_path: Path, dialect: Dialect, what: str, dies: str) -> None:
                 manifest,
                 {"sagemaker_mpi_enabled": "true"},
                 dies,
-                what,
+                victim,
             )
 
 
 @pytest.mark.parametrize("dies", ["algo-1", "algo-2"])
-@pytest.mark.parametrize("what", ["rank", "host"])
+@pytest.mark.parametrize("victim", ["rank", "host"])
 @pytest.mark.parametrize("mode", ["none", "torch_distributed"])
-def test_without_mpirun(tmp_path: Path, mode: str, what: str, dies: str) -> None:
+def test_without_mpirun(tmp_path: Path, mode: str, victim: str, dies: str) -> None:
     if mode == "torch_distributed" and not (PREFIX / "bin/torchrun").exists():
         pytest.skip(f"not here: torchrun (TRAINWORKS_TEST_PREFIX={PREFIX})")
-    asked: dict[str, Json] = (
+    hyperparameters: dict[str, Json] = (
         {"sagemaker_torch_distributed_enabled": "true"} if mode != "none" else {}
     )
     with network_of(2) as network:
         for run in range(RUNS):
-            die(network, tmp_path / str(run), engine_manifest(tmp_path), asked, dies, what)
+            die(
+                network,
+                tmp_path / str(run),
+                engine_manifest(tmp_path),
+                hyperparameters,
+                dies,
+                victim,
+            )
 
 
 @pytest.mark.parametrize("dies", ["algo-1", "algo-2"])
 def test_a_pod_whose_container_is_started_again_in_its_place(tmp_path: Path, dies: str) -> None:
     """docs/platforms/jobset.md: each pod has its index and the hosts by their names."""
     (tmp_path / "train.py").write_text(SCRIPT, encoding="ascii")
-    given = {**variables(tmp_path / "shared"), "TRAINWORKS_HOSTS": "algo-[1-2]"}
-    given["TRAINWORKS_IMAGE_MANIFEST"] = str(engine_manifest(tmp_path))
+    host_variables = {**variables(tmp_path / "shared"), "TRAINWORKS_HOSTS": "algo-[1-2]"}
+    host_variables["TRAINWORKS_IMAGE_MANIFEST"] = str(engine_manifest(tmp_path))
     with network_of(2) as network, contextlib.ExitStack() as stack:
 
         def start(name: str) -> Host:
             prefix = network.inside(name, *as_host("pod", tmp_path), "env", f"--chdir={tmp_path}")
-            told = {**given, "JOB_COMPLETION_INDEX": str(network.hosts.index(name))}
-            pod = Host(tmp_path / name, "--", "train.py", variables=told, prefix=prefix)
+            pod_variables = {
+                **host_variables,
+                "JOB_COMPLETION_INDEX": str(network.hosts.index(name)),
+            }
+            pod = Host(tmp_path / name, "--", "train.py", variables=pod_variables, prefix=prefix)
             stack.enter_context(pod)
             return pod
 
@@ -186,13 +204,13 @@ def test_a_pod_whose_container_is_started_again_in_its_place(tmp_path: Path, die
         other.read_until("starting again on every host")
         pods[dies] = start(dies)
         statuses = [pod.wait() for pod in pods.values()]
-        said = "".join(pod.text for pod in pods.values())
-    assert statuses == [0, 0], said
-    assert "two tries at once" not in said
+        text = "".join(pod.text for pod in pods.values())
+    assert statuses == [0, 0], text
+    assert "two tries at once" not in text
     for name in network.hosts:
         (begun,) = [
             line
-            for line in said.splitlines()
+            for line in text.splitlines()
             if line.endswith(f" on {name}") and "try 1 begins" in line
         ]
         assert int(begun.split()[-3]) >= 3, begun
@@ -218,16 +236,16 @@ def test_shared_memory_is_cleaned_up_after_a_restart_of_torchruns_own() -> None:
     need("torchrun")
     base = Path(tempfile.mkdtemp(dir="/var/tmp"))
     try:
-        asked: dict[str, Json] = {
+        hyperparameters: dict[str, Json] = {
             "sagemaker_torch_distributed_enabled": "true",
             "sagemaker_torch_distributed_max_restarts": "1",
         }
-        write_inputs(base, LEAVES, asked, {})
+        write_inputs(base, LEAVES, hyperparameters, {})
         manifest = engine_manifest(base)
         variables = {"TRAINWORKS_IMAGE_MANIFEST": str(manifest), "TMPDIR": "/var/tmp"}
-        with Launcher(base, variables=variables, prefix=(*OWN_MEMORY, "shm")) as made:
-            assert made.wait() == 0, made.text
+        with Launcher(base, variables=variables, prefix=(*OWN_MEMORY, "shm")) as launcher:
+            assert launcher.wait() == 0, launcher.text
     finally:
         shutil.rmtree(base)
-    assert "removed what dead ranks left: 1 file(s), 1 MiB, in /dev/shm" in made.text
-    assert "try 1 finds ['before']" in made.text
+    assert "removed what dead ranks left: 1 file(s), 1 MiB, in /dev/shm" in launcher.text
+    assert "try 1 finds ['before']" in launcher.text

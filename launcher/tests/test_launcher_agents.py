@@ -1,4 +1,5 @@
-"""What mpirun's agent starts on another host: by way of both launchers, and ended with the job.
+"""Test the commands that mpirun's agent starts on another host: by way of both launchers, and ended
+with the job.
 
 A stand-in for mpirun: any program that runs the agent of its command line with
 a host and words, as Open MPI does.
@@ -52,10 +53,10 @@ def image(tmp_path: Path, mpirun: str) -> dict[str, str]:
     program = tmp_path / "mpirun"
     program.write_text(MPIRUN + mpirun, encoding="utf-8")
     program.chmod(0o755)
-    made = write_manifest(
+    manifest_file = write_manifest(
         tmp_path / "image.json", {"python": sys.executable, "mpirun": str(program)}
     )
-    return {"TRAINWORKS_IMAGE_MANIFEST": str(made)}
+    return {"TRAINWORKS_IMAGE_MANIFEST": str(manifest_file)}
 
 
 def wait_for_end(pid: int) -> None:
@@ -67,10 +68,10 @@ def wait_for_end(pid: int) -> None:
     os.close(descriptor)
 
 
-def pid_in(made: Launcher) -> int:
-    made.read_until("started ")
-    made.read_until("\n", made.output.count(b"\n"))
-    return int(made.text.partition("started ")[2].split()[0])
+def pid_in(launcher: Launcher) -> int:
+    launcher.read_until("started ")
+    launcher.read_until("\n", launcher.output.count(b"\n"))
+    return int(launcher.text.partition("started ")[2].split()[0])
 
 
 def test_words_run_on_the_other_host_and_the_agent_waits_for_none(tmp_path: Path) -> None:
@@ -97,9 +98,9 @@ def test_words_run_on_the_other_host_and_the_agent_waits_for_none(tmp_path: Path
         worker.read_until("why")
         os.write(release, b"\n")
         assert (leader.wait(), worker.wait()) == (0, 0), leader.text + worker.text
-    said = [line for line in leader.text.splitlines() if line.startswith("status ")]
+    lines = [line for line in leader.text.splitlines() if line.startswith("status ")]
     where = "is not another host of this job, or mpirun has ended"
-    assert said == [
+    assert lines == [
         *["status 0 said "] * 3,
         *(f"status 255 said trainworks: {host!r} {where}" for host in ("elsewhere", LEADER)),
         "status 255 said trainworks: mpirun's command has more than 60000 bytes",
@@ -126,7 +127,7 @@ def test_a_daemon_that_cannot_start_ends_the_job_and_its_host_is_named(tmp_path:
 
 
 def test_what_an_agent_started_ends_with_the_job(tmp_path: Path) -> None:
-    """Also what has left its session, as mpirun's daemons do.
+    """End also a process that has left its session, as mpirun's daemons do.
 
     With mpirun, and with a launcher that is killed.
     """
@@ -176,15 +177,15 @@ def test_without_a_distribution_an_agent_waits_as_ssh_does(tmp_path: Path) -> No
     )
     with two_hosts(tmp_path, called(LEADER, *lines)) as (leader, worker):
         assert (leader.wait(), worker.wait()) == (0, 0), leader.text + worker.text
-    said = [line for line in leader.text.splitlines() if line.startswith("status ")]
-    what, where = (
+    matching_lines = [line for line in leader.text.splitlines() if line.startswith("status ")]
+    reason, where = (
         f"trainworks: what mpirun started on {WORKER} ended:",
         "is not another host of this job",
     )
-    assert said == [
+    assert matching_lines == [
         "status 0 said ",
-        f"status 3 said {what} exit status 3 / why",
-        f"status 143 said {what} killed by SIGTERM (exit status 143)",
+        f"status 3 said {reason} exit status 3 / why",
+        f"status 143 said {reason} killed by SIGTERM (exit status 143)",
         f"status 255 said trainworks: 'elsewhere' {where}, or mpirun has ended",
         f"status 255 said trainworks: 'localhost' {where}, or mpirun has ended",
         "status 255 said trainworks: mpirun's command has more than 60000 bytes",
@@ -195,7 +196,7 @@ def test_without_a_distribution_an_agent_waits_as_ssh_does(tmp_path: Path) -> No
 def test_a_copy_of_a_script_that_calls_mpirun_waits_and_ends_as_the_first_hosts_does(
     tmp_path: Path,
 ) -> None:
-    """Both hosts run it, as docs/migrate.md says.
+    """Both hosts run the script, as docs/migrate.md says.
 
     The status is that of the first one, and of its ranks.
     """
@@ -242,15 +243,15 @@ def test_the_cause_of_a_scripts_mpirun_that_could_not_start_is_its_reason(tmp_pa
         "mpirun --allow-run-as-root --host localhost:1 -np 7 true\n", encoding="utf-8"
     )
     write_inputs(tmp_path, "", {"sagemaker_program": "run.sh"}, {})
-    with Launcher(tmp_path) as made:
-        assert made.wait() not in (0, 64), made.text
-    assert made.failure.startswith(
+    with Launcher(tmp_path) as launcher:
+        assert launcher.wait() not in (0, 64), launcher.text
+    assert launcher.failure.startswith(
         "There are not enough slots available in the system to satisfy the 7 slots"
-    ), made.text
+    ), launcher.text
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("message", "reason"),
     [
         (
             (
@@ -266,12 +267,12 @@ def test_the_cause_of_a_scripts_mpirun_that_could_not_start_is_its_reason(tmp_pa
         ("Traceback: mpirun\n", ""),
     ],
 )
-def test_only_mpiruns_own_help_is_a_reason(said: str, reason: str) -> None:
-    assert find_mpirun_reason(said.encode()) == reason
+def test_only_mpiruns_own_help_is_a_reason(message: str, reason: str) -> None:
+    assert find_mpirun_reason(message.encode()) == reason
 
 
 def test_what_a_programs_agent_started_ends_with_the_job(tmp_path: Path) -> None:
-    """Also what has left its session, and after the agent has gone."""
+    """End also a process that has left its session, and after the agent has gone."""
     for name, line in {
         "waits": "exec sleep 1000",
         "gone": "setsid sleep 1001 >/dev/null 2>&1 &",
@@ -298,17 +299,17 @@ def test_check_says_who_may_join_and_lead(tmp_path: Path) -> None:
         "TRAINWORKS_HOST": "two",
         "TRAINWORKS_CONTROL_PORT": "7999",
     }
-    known = {"TRAINWORKS_JOB_SECRET": "0123456789abcdef0123456789abcdef"}
+    secret = {"TRAINWORKS_JOB_SECRET": "0123456789abcdef0123456789abcdef"}
     expected = {
         "without TRAINWORKS_JOB_SECRET: who comes first may join, or lead and start programs": (
             hosts
         ),
-        "with TRAINWORKS_JOB_SECRET: only who knows it may join or lead": {**hosts, **known},
+        "with TRAINWORKS_JOB_SECRET: only who knows it may join or lead": {**hosts, **secret},
     }
-    for said, variables in expected.items():
-        with Launcher(tmp_path, "check", variables=variables) as made:
-            made.wait()
-        assert f"the launchers of this job talk on port 7999 of one, {said}\n" in made.text
+    for sentence, variables in expected.items():
+        with Launcher(tmp_path, "check", variables=variables) as launcher:
+            launcher.wait()
+        assert f"the launchers of this job talk on port 7999 of one, {sentence}\n" in launcher.text
 
 
 # --- a daemon that is lost ------------------------------------------------------------------------
@@ -319,7 +320,7 @@ def test_an_orphans_status_counts_when_nothing_is_left_that_could_start_a_rank(
 
     One of these may fail while the daemon comes up.
     """
-    told: list[str] = []
+    reports: list[str] = []
     alive = [True]
     shown = output.Output()
     started: list[Child] = []
@@ -332,7 +333,9 @@ def test_an_orphans_status_counts_when_nothing_is_left_that_could_start_a_rank(
         start,
         has_ranks=lambda: False,
         may_start_ranks=lambda: alive[0],
-        tell=lambda kind, **fields: told.append(f"{kind} {fields['status']} {fields['certain']}"),
+        tell=lambda kind, **fields: reports.append(
+            f"{kind} {fields['status']} {fields['certain']}"
+        ),
     )
     daemons.start(LEADER, {"line": "exit 0"})
     deadline = time.monotonic() + TIME_OUT
@@ -341,9 +344,9 @@ def test_an_orphans_status_counts_when_nothing_is_left_that_could_start_a_rank(
         daemons.reap()
     daemons.orphans_ended([3])
     daemons.orphans_ended([0])
-    assert told == [], "the daemon, or what it has started, still runs"
+    assert reports == [], "the daemon, or what it has started, still runs"
     alive[0] = False
     daemons.orphans_ended([])
     daemons.orphans_ended([])
     shown.close()
-    assert told == [f"{mpirun_agents.LOST} 3 False"]
+    assert reports == [f"{mpirun_agents.LOST} 3 False"]

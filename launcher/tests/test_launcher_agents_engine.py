@@ -1,5 +1,5 @@
-"""How mpirun's daemons fail to start on another host, under both lines of Open
-MPI: the same end on both hosts.
+"""Test how mpirun's daemons fail to start on another host, under both lines of Open MPI: the same
+end on both hosts.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ NO_PATH = (
 
 @pytest.fixture
 def network() -> Iterator[Network]:
-    with network_of(2) as made:
-        yield made
+    with network_of(2) as new_network:
+        yield new_network
 
 
 def fail(
@@ -113,7 +113,7 @@ def test_a_host_that_reaches_the_control_port_only_is_named(
 def test_a_programs_mpirun_says_which_host_lacks_the_daemon(
     network: Network, tmp_path: Path, dialect: Dialect
 ) -> None:
-    """And ends: the program decides what follows."""
+    """Run a program's own mpirun: it names the host and ends, and the program goes on."""
     path = Path(mpirun(dialect)[0])
     program = path.resolve().parent / ("prted" if dialect.major >= 5 else "orted")
     statuses, texts = called(tmp_path, network, dialect, hidden=str(program))

@@ -121,10 +121,10 @@ def test_the_table_of_styles_is_true() -> None:
         .read_text(encoding="utf-8")
         .partition("| style | true")[2]
     )
-    rows = [
-        [cell.strip(" `") for cell in line.split("|")[1:-1]]
-        for line in text.partition("\n\n")[0].splitlines()[2:]
-    ]
+    rows = []
+    for line in text.partition("\n\n")[0].splitlines()[2:]:
+        cells = line.split("|")[1:-1]
+        rows.append([cell.strip(" `") for cell in cells])
     assert [row[0] for row in rows] == list(STYLES)
     values: tuple[Json, ...] = (True, False, None, [1, "a b"], {"a": {"b": 1}})
     for style, *cells in rows:
@@ -177,15 +177,15 @@ def ask(python: str, program: str, questions: list[Json], cwd: Path) -> list[Jso
 
 def many(strategy: st.SearchStrategy[dict[str, Json]], count: int) -> list[dict[str, Json]]:
     """Examples of a strategy, all together, for a program that is slow to start."""
-    found: list[dict[str, Json]] = []
+    examples: list[dict[str, Json]] = []
 
     @settings(max_examples=count, database=None, derandomize=True)
     @given(strategy)
     def collect(example: dict[str, Json]) -> None:
-        found.append(example)
+        examples.append(example)
 
     collect()
-    return found
+    return examples
 
 
 @pytest.mark.engine
@@ -201,20 +201,24 @@ def test_the_value_style_is_what_sagemaker_training_gives(tmp_path: Path) -> Non
 
 @pytest.mark.engine
 def test_the_json_style_is_what_model_trainer_gives(tmp_path: Path) -> None:
-    """What the SDK's driver makes of a hyperparameters file, and what we make of it.
+    """Compare the reading of a hyperparameters file by the SDK's driver with ours.
 
     The order may differ.
     """
     users = many(st.dictionaries(NAMES, VALUES, max_size=4), 300)
-    raw: list[Json] = [{name: json.dumps(value) for name, value in user.items()} for user in users]
+    raw: list[Json] = []
+    for user in users:
+        raw.append({name: json.dumps(value) for name, value in user.items()})
     program = (
         "from sagemaker.train.container_drivers.common.utils"
         " import hyperparameters_to_cli_args as words\n"
         "print(json.dumps([words(dict(sorted(question.items()))) for question in questions]))"
     )
     expected = ask(peer("sdk-v3"), program, raw, tmp_path)
-    made = [list(to_arguments(decode_values(r), "json")) for r in raw if isinstance(r, dict)]
-    assert made == expected
+    argument_lists = [
+        list(to_arguments(decode_values(r), "json")) for r in raw if isinstance(r, dict)
+    ]
+    assert argument_lists == expected
 
 
 @pytest.mark.engine
@@ -242,8 +246,10 @@ def test_hydra_reads_back_what_the_assignments_say(tmp_path: Path) -> None:
         "    answers.append([[override.key_or_group, override.value()] for override in parsed])\n"
         "print(json.dumps(answers))"
     )
-    made: list[Json] = [list(to_arguments(user, "key=value")) for user in users]
-    for user, answer in zip(users, ask(peer("hydra"), program, made, tmp_path), strict=True):
+    argument_lists: list[Json] = [list(to_arguments(user, "key=value")) for user in users]
+    for user, answer in zip(
+        users, ask(peer("hydra"), program, argument_lists, tmp_path), strict=True
+    ):
         rebuilt: dict[str, Json] = {}
         assert isinstance(answer, list)
         for pair in answer:
@@ -273,29 +279,33 @@ def test_hydra_reads_back_what_the_assignments_say(tmp_path: Path) -> None:
 def test_the_job_chooses_the_style_and_the_image_the_default(
     hyperparameter: Json, variable: str, expected: tuple[str, ...]
 ) -> None:
-    given = {"amp": True} | (
+    hyperparameters = {"amp": True} | (
         {} if hyperparameter is None else {names.ARGUMENT_STYLE: hyperparameter}
     )
-    made = plan(
-        environment(given, variables={"PATH": "/usr/bin", names.ARGUMENT_STYLE_VARIABLE: variable})
+    node_plan = plan(
+        environment(
+            hyperparameters, variables={"PATH": "/usr/bin", names.ARGUMENT_STYLE_VARIABLE: variable}
+        )
     )
-    assert made.argv[2:] == expected
-    assert json.loads(made.env["SM_USER_ARGS"]) == list(expected)
+    assert node_plan.argv[2:] == expected
+    assert json.loads(node_plan.env["SM_USER_ARGS"]) == list(expected)
 
 
 @pytest.mark.parametrize(("hyperparameter", "variable"), [("given", "name"), (None, "given")])
 def test_arguments_may_keep_the_order_of_the_platforms_file(
     hyperparameter: Json, variable: str
 ) -> None:
-    given = {
+    hyperparameters = {
         "config": "a.yaml",
         "batch": 2,
         **({names.ARGUMENT_ORDER: hyperparameter} if hyperparameter else {}),
     }
-    made = plan(
-        environment(given, variables={"PATH": "/usr/bin", names.ARGUMENT_ORDER_VARIABLE: variable})
+    node_plan = plan(
+        environment(
+            hyperparameters, variables={"PATH": "/usr/bin", names.ARGUMENT_ORDER_VARIABLE: variable}
+        )
     )
-    assert made.argv[2:] == ("--config", "a.yaml", "--batch", "2")
+    assert node_plan.argv[2:] == ("--config", "a.yaml", "--batch", "2")
 
 
 def test_an_unknown_order_is_refused() -> None:
@@ -321,12 +331,12 @@ def test_an_unknown_order_is_refused() -> None:
 def test_an_unknown_style_is_refused_with_the_nearest_one(
     hyperparameter: Json, variable: str, words: str
 ) -> None:
-    made = environment(
+    job_environment = environment(
         {names.ARGUMENT_STYLE: hyperparameter},
         variables={"PATH": "/", names.ARGUMENT_STYLE_VARIABLE: variable},
     )
     with pytest.raises(RefusalError) as refused:
-        plan(made)
+        plan(job_environment)
     assert words in str(refused.value)
 
 

@@ -1,4 +1,4 @@
-"""What the cause of a job's end is: real deaths, under the real launcher."""
+"""Test the cause of a job's end: real deaths, under the real launcher."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ def child(script: str) -> str:
 
 def run(base: Path, script: str, variables: Mapping[str, str] | None = None) -> Launcher:
     write_inputs(base, script, {}, {})
-    with Launcher(base, variables=variables) as made:
-        made.status = made.wait()
-    return made
+    with Launcher(base, variables=variables) as launcher:
+        launcher.status = launcher.wait()
+    return launcher
 
 
-def assert_cause(made: Launcher, words: str) -> None:
+def assert_cause(launcher: Launcher, words: str) -> None:
     """The first line of the failure, the field ``cause`` and the log's last line agree."""
-    first = made.failure.splitlines()[0]
-    assert words in first, made.failure
-    document = json.loads((made.base / "output/failure.json").read_text(encoding="utf-8"))
-    assert (document["cause"], document["text"]) == (first, made.failure)
-    assert first in made.text.splitlines()[-1]
+    first = launcher.failure.splitlines()[0]
+    assert words in first, launcher.failure
+    document = json.loads((launcher.base / "output/failure.json").read_text(encoding="utf-8"))
+    assert (document["cause"], document["text"]) == (first, launcher.failure)
+    assert first in launcher.text.splitlines()[-1]
 
 
 IGNORED = """
@@ -106,7 +106,7 @@ STATE = "', '.join(f'model.layers.{n}.self_attn.q_proj.weight' for n in range(20
             IMPORTS + f"import runpy\nopen('m.py', 'w').write({DIES!r})\nrunpy.run_path('m.py')",
             "ValueError: loss is nan",
         ),
-        # what only says that a process failed which it had started
+        # exceptions that only say that a started process failed
         (IMPORTS + child(DIES) + "check=True)", "ValueError: loss is nan"),
         (
             IMPORTS + child(IMPORTS + child(DIES) + "check=True)") + "check=True)",
@@ -130,7 +130,7 @@ STATE = "', '.join(f'model.layers.{n}.self_attn.q_proj.weight' for n in range(20
 def test_the_exception_that_ended_the_process_is_the_cause(
     tmp_path: Path, script: str, words: str
 ) -> None:
-    """Whatever is printed after it, by whom, and how long its text is."""
+    """Find the exception behind any later output, of any process, and with a text of any length."""
     assert_cause(run(tmp_path, script), words)
 
 
@@ -180,9 +180,9 @@ def test_the_exception_that_ended_the_process_is_the_cause(
     ],
 )
 def test_a_handled_exception_is_never_the_cause(tmp_path: Path, script: str, words: str) -> None:
-    made = run(tmp_path, script)
-    assert_cause(made, words)
-    assert NO_CACHE in made.failure or "loss is nan" in words
+    launcher = run(tmp_path, script)
+    assert_cause(launcher, words)
+    assert NO_CACHE in launcher.failure or "loss is nan" in words
 
 
 @pytest.mark.parametrize(
@@ -256,9 +256,9 @@ def test_a_python_that_no_exception_ended_says_why_at_last(
 def test_what_leaves_no_record_is_shown_and_not_judged(
     tmp_path: Path, script: str, shown: str
 ) -> None:
-    made = run(tmp_path, script)
-    assert_cause(made, "train.py on host")
-    assert shown in made.failure
+    launcher = run(tmp_path, script)
+    assert_cause(launcher, "train.py on host")
+    assert shown in launcher.failure
 
 
 def test_the_stack_of_a_crash_is_shown(tmp_path: Path) -> None:
@@ -268,9 +268,9 @@ def test_the_stack_of_a_crash_is_shown(tmp_path: Path) -> None:
         "def inner(): ctypes.string_at(0)\n"
         "inner()"
     )
-    made = run(tmp_path, script)
-    assert_cause(made, "killed by SIGSEGV")
-    assert "in inner" in made.failure
+    launcher = run(tmp_path, script)
+    assert_cause(launcher, "killed by SIGSEGV")
+    assert "in inner" in launcher.failure
 
 
 ASSERTIONS = (
@@ -323,9 +323,9 @@ ASSERTIONS = (
 def test_what_an_exception_hides_is_told(
     tmp_path: Path, script: str, cause: str, note: str
 ) -> None:
-    made = run(tmp_path, script)
-    assert_cause(made, cause)
-    assert note in "\n".join(made.failure.splitlines()[:4])
+    launcher = run(tmp_path, script)
+    assert_cause(launcher, cause)
+    assert note in "\n".join(launcher.failure.splitlines()[:4])
 
 
 LONG_AGO = (
@@ -345,18 +345,18 @@ def test_an_exception_that_the_program_survived_is_a_note(
 
     NCCL's watchdog ends a rank by abort.
     """
-    made = run(tmp_path, LONG_AGO + later + end)
-    assert NOT_FOUND not in made.failure.splitlines()[0]
-    assert f"before that, {NOT_FOUND}" in made.failure or NOT_FOUND in made.failure
+    launcher = run(tmp_path, LONG_AGO + later + end)
+    assert NOT_FOUND not in launcher.failure.splitlines()[0]
+    assert f"before that, {NOT_FOUND}" in launcher.failure or NOT_FOUND in launcher.failure
 
 
 def test_a_status_of_a_tool_is_not_that_of_an_older_child(tmp_path: Path) -> None:
     script = f"{sys.executable} -c 'import no_such_module' || echo going on\nsleep 6\nexit 1\n"
     write_inputs(tmp_path, "", {"sagemaker_program": "run.sh"}, {})
     (tmp_path / "code/run.sh").write_text(script, encoding="ascii")
-    with Launcher(tmp_path) as made:
-        assert made.wait() == 1
-    assert NOT_FOUND not in made.failure.splitlines()[0]
+    with Launcher(tmp_path) as launcher:
+        assert launcher.wait() == 1
+    assert NOT_FOUND not in launcher.failure.splitlines()[0]
 
 
 @pytest.mark.parametrize(
@@ -369,15 +369,17 @@ def test_a_status_of_a_tool_is_not_that_of_an_older_child(tmp_path: Path) -> Non
 def test_an_exception_that_a_library_handled_is_not_the_cause(
     tmp_path: Path, end: str, status: int, words: str
 ) -> None:
-    """``code`` leaves what it handles in sys.last_value, as pytest and IPython do."""
+    """Raise an exception that ``code`` handles and leaves in sys.last_value, as pytest and IPython
+    do.
+    """
     script = (
         "import code, sys\n"
         "code.InteractiveInterpreter().runcode(compile('1 / 0', 'cell', 'exec'))\n"
     )
-    made = run(tmp_path, script + end)
-    assert made.status == status
-    assert "ZeroDivisionError" not in made.failure.splitlines()[0]
-    assert words in made.failure
+    launcher = run(tmp_path, script + end)
+    assert launcher.status == status
+    assert "ZeroDivisionError" not in launcher.failure.splitlines()[0]
+    assert words in launcher.failure
 
 
 def test_exceptions_of_threads_are_noted_up_to_a_bound(tmp_path: Path) -> None:
@@ -387,9 +389,9 @@ def test_exceptions_of_threads_are_noted_up_to_a_bound(tmp_path: Path) -> None:
         "import os\nends = open(os.environ['TRAINWORKS_RUNTIME_DIRECTORY'] + '/ends').read()\n"
         "print('records', ends.count('FileNot'))\n"
     )
-    made = run(tmp_path, threads + DIES)
-    assert "records 64" in made.text
-    assert_cause(made, "ValueError: loss is nan")
+    launcher = run(tmp_path, threads + DIES)
+    assert "records 64" in launcher.text
+    assert_cause(launcher, "ValueError: loss is nan")
 
 
 DIES_IN_SHELL = f"{sys.executable} -c 'open(\"/no/such/cache\")'"
@@ -414,10 +416,10 @@ def test_a_shell_script_dies_of_the_python_that_it_ran(
 ) -> None:
     write_inputs(tmp_path, "", {"sagemaker_program": "run.sh"}, {})
     (tmp_path / "code/run.sh").write_text(f"#!/bin/bash\nset -e\n{script}\n", encoding="utf-8")
-    with Launcher(tmp_path) as made:
-        assert made.wait() != 0
-    assert_cause(made, words)
-    assert "/no/such/file" in made.failure or "cp " not in script
+    with Launcher(tmp_path) as launcher:
+        assert launcher.wait() != 0
+    assert_cause(launcher, words)
+    assert "/no/such/file" in launcher.failure or "cp " not in script
 
 
 def died(message: str) -> Record:
@@ -444,13 +446,14 @@ def test_what_the_kernel_killed_is_the_cause_of_that_end_only(
     record: Record | None, code: int, *, of_memory: bool
 ) -> None:
     """A script may have survived the end of a helper, and die of something else much later."""
-    said = ProcessEnd(b"step 1\n", b"step 1\n", [record] if record else [], 7)
+    records = [record] if record else []
+    process_end = ProcessEnd(b"step 1\n", b"step 1\n", records, 7)
     text = failure_of(
-        ProgramPlace("x.py", "a", "none"), code, said, OutsideEvidence(oom_kills=1)
+        ProgramPlace("x.py", "a", "none"), code, process_end, OutsideEvidence(oom_kills=1)
     ).text
-    told = "out of memory: the kernel killed 1 process(es) of host a"
-    assert text.startswith(told) is of_memory
-    assert told in text
+    cause = "out of memory: the kernel killed 1 process(es) of host a"
+    assert text.startswith(cause) is of_memory
+    assert cause in text
 
 
 # --- a rank that ended too early ------------------------------------------------------------------
@@ -486,8 +489,8 @@ thus causing the job to be terminated. The first process to do so was:
 
 
 def test_mpiruns_help_is_not_shown() -> None:
-    said = ProcessEnd(f"step 1\n{MPIRUN}".encode())
-    text = failure_of(ProgramPlace("x.py", "a", "mpi", 1), 42, said).text
+    process_end = ProcessEnd(f"step 1\n{MPIRUN}".encode())
+    text = failure_of(ProgramPlace("x.py", "a", "mpi", 1), 42, process_end).text
     assert text == "x.py on host a, rank 1 (mode mpi): exit status 42\nstep 1"
 
 
@@ -507,14 +510,15 @@ def test_under_torchrun_a_rank_that_ended_with_0_is_named_where_the_others_neede
 ) -> None:
     (tmp_path / "output").mkdir()
     os.mkfifo(tmp_path / "output/pipe")
-    with ranks(tmp_path, EARLY, 2) as made:
-        assert made.wait() == 1
+    with ranks(tmp_path, EARLY, 2) as launcher:
+        assert launcher.wait() == 1
     assert_cause(
-        made, "train.py on host algo-1, rank 1 (mode torch_distributed): ended with exit status 0"
+        launcher,
+        "train.py on host algo-1, rank 1 (mode torch_distributed): ended with exit status 0",
     )
     assert (
         "rank 0 on host algo-1 failed after that: RuntimeError:"
-        " [pair.cc:534] Connection closed by peer" in made.failure
+        " [pair.cc:534] Connection closed by peer" in launcher.failure
     )
 
 
@@ -551,11 +555,11 @@ def test_torchs_error_file_tells_of_a_rank_that_has_left_no_record(
     tmp_path: Path, end: str, cause: str
 ) -> None:
     script = NO_HOOK.replace("END", end)
-    with ranks(tmp_path, script, 2) as made:
-        assert bool(made.wait()) is bool(cause), made.text
+    with ranks(tmp_path, script, 2) as launcher:
+        assert bool(launcher.wait()) is bool(cause), launcher.text
     if cause:
-        assert_cause(made, cause)
-        assert "in load" in made.failure
+        assert_cause(launcher, cause)
+        assert "in load" in launcher.failure
 
 
 # --- the user's own starter -----------------------------------------------------------------------
@@ -584,13 +588,12 @@ NO_OTHERS: Mapping[str, tuple[str, str]] = {}
 
 
 def own_starter(
-    base: Path, said: str, host: str = "", others: Mapping[str, tuple[str, str]] = NO_OTHERS
+    base: Path, message: str, host: str = "", others: Mapping[str, tuple[str, str]] = NO_OTHERS
 ) -> None:
-    """The inputs of a host whose script starts its ranks itself, and fails with
-    what their starter said.
+    """The inputs of a host whose script starts its ranks itself, and fails with the output of their
+    starter.
 
-    Hosts have one script: with ``others`` it is for each of them what it runs
-    first and what is said there.
+    Hosts have one script: ``others`` has for each of them the first command and its output.
     """
     config: dict[str, Json] = {"hosts": [*others], "current_host": host} if others else {}
     write_inputs(base, "", {"sagemaker_program": "run.sh"}, config)
@@ -598,7 +601,7 @@ def own_starter(
         "#!/bin/bash",
         *(f"[ $SM_CURRENT_HOST != {name} ] || {{ {wait}; }}" for name, (wait, _) in others.items()),
     ]
-    for name, (_, words) in (others or {"": ("", said)}).items():
+    for name, (_, words) in (others or {"": ("", message)}).items():
         condition = f"[ $SM_CURRENT_HOST != {name} ] || " if name else ""
         lines.append(f"{condition}cat >&2 <<'END'\n{words}END")
     (base / "code/run.sh").write_text("\n".join([*lines, "exit 1", ""]), encoding="utf-8")
@@ -632,7 +635,7 @@ DEEPSPEED = (
 
 
 @pytest.mark.parametrize(
-    ("ranks_died", "said", "cause", "rank"),
+    ("ranks_died", "message", "cause", "rank"),
     [
         ((), torchrun(1, 7), "rank 1 (mode none): exit status 7", 1),
         ((0,), torchrun(1, 7), "rank 1 (mode none): exit status 7", 1),
@@ -646,7 +649,7 @@ DEEPSPEED = (
             "rank 3 (mode none): ended with exit status 0",
             3,
         ),
-        # Nothing is said of it: the rank is that of the record.
+        # The starter says nothing: the rank is that of the record.
         (
             (9, 0),
             "",
@@ -656,10 +659,10 @@ DEEPSPEED = (
     ],
 )
 def test_the_report_of_a_starter_that_the_script_started_is_read(
-    tmp_path: Path, ranks_died: tuple[int, ...], said: str, cause: str, rank: int | None
+    tmp_path: Path, ranks_died: tuple[int, ...], message: str, cause: str, rank: int | None
 ) -> None:
     """Rank 0 dies of a broken connection, the other one of an exception of its own before that."""
-    own_starter(tmp_path, said)
+    own_starter(tmp_path, message)
     run_sh = tmp_path / "code/run.sh"
     deaths = died_of(0, GONE)
     if len(ranks_died) > 1:
@@ -670,9 +673,9 @@ def test_the_report_of_a_starter_that_the_script_started_is_read(
         run_sh.write_text(
             f"#!/bin/bash\n{deaths}\n{run_sh.read_text(encoding='utf-8')}", encoding="utf-8"
         )
-    with Launcher(tmp_path) as made:
-        assert made.wait() == 1
-    assert_cause(made, cause)
+    with Launcher(tmp_path) as launcher:
+        assert launcher.wait() == 1
+    assert_cause(launcher, cause)
     assert (
         json.loads((tmp_path / "output/failure.json").read_text(encoding="utf-8"))["rank"] == rank
     )

@@ -1,5 +1,5 @@
-"""Which checkpoint a job that starts again goes on from: layouts of the common
-writers, whole and cut off.
+"""Test the checkpoint that a job goes on from when it starts again: layouts of the common writers,
+whole and cut off.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from trainworks_launcher.contract.json_values import Json
 
 
 def zipped() -> bytes:
-    """What torch.save writes: a zip file."""
+    """Return a zip file, as torch.save writes one."""
     import io
 
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w") as archive:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("archive/data.pkl", b"x" * 1000)
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 def safetensors(size: int = 100) -> bytes:
@@ -220,10 +220,13 @@ def test_a_script_is_told_what_to_go_on_from(tmp_path: Path) -> None:
     write_inputs(tmp_path, script, {}, {})
     config = tmp_path / "input/config/checkpointconfig.json"
     config.write_text(json.dumps({"LocalPath": str(theirs), "S3Uri": "s3://b/p"}), encoding="utf-8")
-    for variables, found in (({}, theirs), ({"TRAINWORKS_CHECKPOINT_DIRECTORY": str(mine)}, mine)):
-        with Launcher(tmp_path, variables=variables) as made:
-            assert made.wait() == 0
-        assert f"['{found}/checkpoint-3']" in made.text
+    for variables, expected_place in (
+        ({}, theirs),
+        ({"TRAINWORKS_CHECKPOINT_DIRECTORY": str(mine)}, mine),
+    ):
+        with Launcher(tmp_path, variables=variables) as launcher:
+            assert launcher.wait() == 0
+        assert f"['{expected_place}/checkpoint-3']" in launcher.text
 
 
 @pytest.mark.parametrize(("directory", "newest"), [("", ""), ("/c", ""), ("/c", "/c/checkpoint-1")])
@@ -281,7 +284,7 @@ def test_a_rank_whose_own_host_did_not_fail_looks_again_too(tmp_path: Path) -> N
         "import os; print(os.environ['TRAINWORKS_RESTART_COUNT'],"
         " os.environ.get('TRAINWORKS_RESUME_FROM'))"
     )
-    said = []
+    rank_lines = []
     for number in (1, 2, 3):
         done = subprocess.run(
             (sys.executable, "-IS", str(rank), "--", sys.executable, "-c", program),
@@ -290,10 +293,10 @@ def test_a_rank_whose_own_host_did_not_fail_looks_again_too(tmp_path: Path) -> N
             timeout=TIME_OUT,
             check=True,
         )
-        said.append(done.stdout.decode().split())
+        rank_lines.append(done.stdout.decode().split())
         (tmp_path / f"checkpoint-{number}").mkdir()
         (tmp_path / f"checkpoint-{number}/trainer_state.json").write_text("{}", encoding="utf-8")
-    assert said == [
+    assert rank_lines == [
         ["2", "None"],
         ["3", str(tmp_path / "checkpoint-1")],
         ["4", str(tmp_path / "checkpoint-2")],
@@ -318,17 +321,17 @@ def test_torchrun_starts_again_from_what_the_job_has_saved(tmp_path: Path) -> No
     """The real torchrun, with one restart."""
     need("torchrun")
     (tmp_path / "checkpoints").mkdir()
-    asked: dict[str, Json] = {
+    hyperparameters: dict[str, Json] = {
         "sagemaker_torch_distributed_enabled": "true",
         "sagemaker_torch_distributed_max_restarts": "1",
         "sagemaker_mpi_num_of_processes_per_host": "1",
     }
-    write_inputs(tmp_path, FAILS_ONCE, asked, {})
+    write_inputs(tmp_path, FAILS_ONCE, hyperparameters, {})
     image = engine_manifest(tmp_path)
-    with Launcher(tmp_path, variables={"TRAINWORKS_IMAGE_MANIFEST": str(image)}) as made:
-        assert made.wait() == 0
-    assert "start 0 -\n" in made.text
-    assert f"start 1 {tmp_path}/checkpoints/checkpoint-7\n" in made.text
+    with Launcher(tmp_path, variables={"TRAINWORKS_IMAGE_MANIFEST": str(image)}) as launcher:
+        assert launcher.wait() == 0
+    assert "start 0 -\n" in launcher.text
+    assert f"start 1 {tmp_path}/checkpoints/checkpoint-7\n" in launcher.text
 
 
 @pytest.mark.parametrize(

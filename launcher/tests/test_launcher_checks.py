@@ -37,16 +37,16 @@ HERE = Path(__file__).parent
 CHECK = LAUNCHER / "trainworks_launcher/programs/check.py"
 
 
-def found(asked: Checks, seen: HostState) -> list[tuple[str, str]]:
-    return [(finding.severity, finding.what) for finding in rules.find_problems(asked, seen)]
+def findings_of(checks: Checks, seen: HostState) -> list[tuple[str, str]]:
+    return [(finding.severity, finding.what) for finding in rules.find_problems(checks, seen)]
 
 
-# --- what figures mean ----------------------------------------------------------------------------
+# --- the meaning of figures -----------------------------------------------------------------------
 OLD = "the host's NVIDIA driver 470.57.02 is older than 525.60.13, which CUDA 12.4 needs"
 
 
 @pytest.mark.parametrize(
-    ("asked", "seen", "expected"),
+    ("checks", "seen", "expected"),
     [
         (Checks(), HostState(), []),
         # driver
@@ -110,9 +110,9 @@ OLD = "the host's NVIDIA driver 470.57.02 is older than 525.60.13, which CUDA 12
     ],
 )
 def test_what_the_figures_of_a_host_mean(
-    asked: Checks, seen: HostState, expected: list[tuple[str, str]]
+    checks: Checks, seen: HostState, expected: list[tuple[str, str]]
 ) -> None:
-    assert found(asked, seen) == expected
+    assert findings_of(checks, seen) == expected
 
 
 @pytest.mark.parametrize(
@@ -161,10 +161,13 @@ def test_a_difference_between_clocks(difference: float, uncertainty: float, word
 def test_what_a_job_asks_for(
     variables: Mapping[str, str], gpus: int, checked: bool, in_a_process: bool
 ) -> None:
-    made = plan(
+    node_plan = plan(
         environment(variables={"PATH": "/bin", **variables}, devices=NO_GPU._replace(gpus=gpus))
     )
-    assert (made.checks is not None, bool(made.checks and made.checks.needs_process)) == (
+    assert (
+        node_plan.checks is not None,
+        bool(node_plan.checks and node_plan.checks.needs_process),
+    ) == (
         checked,
         in_a_process,
     )
@@ -175,7 +178,7 @@ def test_one_of_several_tasks_on_a_host_checks_it() -> None:
         platforms.NONE._replace(tasks=platforms.Tasks(number, number, (2,))) for number in (0, 1)
     ]
     plans = [plan(environment(platform=platform)) for platform in tasks]
-    assert [made.checks is not None for made in plans] == [True, False]
+    assert [task_plan.checks is not None for task_plan in plans] == [True, False]
 
 
 # --- NVIDIA's driver ------------------------------------------------------------------------------
@@ -198,11 +201,11 @@ def smi(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def check(asked: Checks, variables: Mapping[str, str]) -> tuple[int, list[str], float]:
+def check(checks: Checks, variables: Mapping[str, str]) -> tuple[int, list[str], float]:
     """The status, the lines and the seconds of a check."""
     began = start_clock()
     done = subprocess.run(
-        (sys.executable, "-IS", CHECK, json.dumps(asked._asdict())),
+        (sys.executable, "-IS", CHECK, json.dumps(checks._asdict())),
         env={"PATH": os.defpath, **variables},
         capture_output=True,
         timeout=TIME_OUT,
@@ -282,8 +285,8 @@ def test_a_fabric_that_is_late_is_said_where_cuda_cannot_be_asked(tmp_path: Path
 
 
 def test_a_driver_that_never_answers_is_left_behind(smi: Path) -> None:
-    """It may have to start its GPUs first, one after the other: there is no
-    persistence daemon here.
+    """The driver may have to start its GPUs first, one after the other: there is no persistence
+    daemon here.
     """
     code, lines, seconds = check(MODERN, host(smi, "hang"))
     assert code == 0
@@ -316,16 +319,16 @@ def test_a_job_ends_with_a_status_of_its_own(
     write_inputs(tmp_path, "print('it ran')", {}, {})
     with Launcher(
         tmp_path, variables=gpu_host(tmp_path, smi, "old", minimum_driver=minimum)
-    ) as made:
-        assert made.wait() == status
-    assert ("it ran\n" in made.text) is (status == 0)
+    ) as launcher:
+        assert launcher.wait() == status
+    assert ("it ran\n" in launcher.text) is (status == 0)
     if status:
         assert (
             " failed: the host's NVIDIA driver 450.51.06 is older than 580.65.06, which CUDA 12.4"
-            in made.failure
+            in launcher.failure
         )
         document = json.loads((tmp_path / "output/failure.json").read_text(encoding="utf-8"))
-        assert (document["status"], document["cause"]) == (67, made.failure.partition("\n")[0])
+        assert (document["status"], document["cause"]) == (67, launcher.failure.partition("\n")[0])
 
 
 def test_a_failed_check_of_one_host_ends_all_with_its_cause(tmp_path: Path, smi: Path) -> None:
@@ -355,27 +358,28 @@ def test_a_failed_check_of_one_host_ends_all_with_its_cause(tmp_path: Path, smi:
 def test_a_warning_does_not_end_a_job_and_off_does_not_look(tmp_path: Path, smi: Path) -> None:
     write_inputs(tmp_path, "print('it ran')", {}, {})
     variables = gpu_host(tmp_path, smi, "hot")
-    with Launcher(tmp_path, variables=variables) as made:
-        assert made.wait() == 0
-    assert "trainworks: warning: GPU 1 is slowed down" in made.text
+    with Launcher(tmp_path, variables=variables) as launcher:
+        assert launcher.wait() == 0
+    assert "trainworks: warning: GPU 1 is slowed down" in launcher.text
     with Launcher(
         tmp_path, variables={**variables, "NVML_FAULT": "lost", "TRAINWORKS_CHECK": "off"}
-    ) as made:
-        assert made.wait() == 0
-    assert "GPU 1" not in made.text
+    ) as launcher:
+        assert launcher.wait() == 0
+    assert "GPU 1" not in launcher.text
 
 
 def test_a_value_that_is_not_a_level_is_refused(tmp_path: Path) -> None:
     write_inputs(tmp_path, "", {}, {})
-    with Launcher(tmp_path, variables={"TRAINWORKS_CHECK": "quik"}) as made:
-        assert made.wait() == 64
+    with Launcher(tmp_path, variables={"TRAINWORKS_CHECK": "quik"}) as launcher:
+        assert launcher.wait() == 64
     assert (
-        "'quik' is not understood (variable TRAINWORKS_CHECK); did you mean 'quick'?" in made.text
+        "'quik' is not understood (variable TRAINWORKS_CHECK); did you mean 'quick'?"
+        in launcher.text
     )
 
 
 @pytest.mark.parametrize(
-    ("script", "limit", "status", "said"),
+    ("script", "limit", "status", "message"),
     [
         (
             "exec sleep infinity",
@@ -389,42 +393,42 @@ def test_a_value_that_is_not_a_level_is_refused(tmp_path: Path) -> None:
         ("echo half > $2", TIME_OUT, 0, "warning: all_reduce_perf left no figure on this host: "),
     ],
 )
-def test_how_an_all_reduce_may_end(script: str, limit: float, status: int, said: str) -> None:
-    asked = {"limit": limit, "ranks": 16, "hosts": 2, "type": "ml.x", "gigabits": 400}
+def test_how_an_all_reduce_may_end(script: str, limit: float, status: int, message: str) -> None:
+    request = {"limit": limit, "ranks": 16, "hosts": 2, "type": "ml.x", "gigabits": 400}
     words = (
         sys.executable,
         "-I",
         CHECK.with_name("measure.py"),
-        json.dumps(asked),
+        json.dumps(request),
         "sh",
         "-c",
         script,
         "mpirun",
     )
     done = subprocess.run(words, capture_output=True, text=True, timeout=TIME_OUT, check=False)
-    assert (done.returncode, done.stderr[: len(f"trainworks: {said}")]) == (
+    assert (done.returncode, done.stderr[: len(f"trainworks: {message}")]) == (
         status,
-        f"trainworks: {said}" if said else "",
+        f"trainworks: {message}" if message else "",
     )
 
 
 def test_an_image_without_nccl_tests_says_how_to_get_it_and_checks_the_host(tmp_path: Path) -> None:
-    with Launcher(tmp_path, "check", "bandwidth") as made:
-        assert made.wait() == 0
-    assert made.text.startswith(
+    with Launcher(tmp_path, "check", "bandwidth") as launcher:
+        assert launcher.wait() == 0
+    assert launcher.text.startswith(
         "warning: all_reduce_perf is not in this image: build it with `--with nccl-tests`"
     )
-    assert "nothing is wrong with this host" in made.text
+    assert "nothing is wrong with this host" in launcher.text
 
 
 def test_the_command_checks_a_host_without_a_script(tmp_path: Path, smi: Path) -> None:
     variables = gpu_host(tmp_path, smi, "ecc")
-    with Launcher(tmp_path, "check", variables=variables) as made:
-        assert made.wait() == 67
-    assert made.text.startswith("check failed: GPU 1 has 7 memory errors")
-    with Launcher(tmp_path, "check", variables={**variables, "NVML_FAULT": ""}) as made:
-        assert made.wait() == 0
-    assert "nothing is wrong with this host" in made.text
+    with Launcher(tmp_path, "check", variables=variables) as launcher:
+        assert launcher.wait() == 67
+    assert launcher.text.startswith("check failed: GPU 1 has 7 memory errors")
+    with Launcher(tmp_path, "check", variables={**variables, "NVML_FAULT": ""}) as launcher:
+        assert launcher.wait() == 0
+    assert "nothing is wrong with this host" in launcher.text
 
 
 @pytest.mark.parametrize(
@@ -449,9 +453,9 @@ def small_file_system(tmp_path: Path, place: str, size: str, status: int, words:
         pytest.skip("no file system can be mounted here")
     image = write_manifest(tmp_path / "image.json", {}, target={"framework": "pytorch"})
     variables = {"TRAINWORKS_IMAGE_MANIFEST": str(image), "TMPDIR": str(tmp_path)}
-    with Launcher(base, "check", prefix=prefix, variables=variables) as made:
-        assert made.wait() == status
-    assert words.format(base=base) in made.text
+    with Launcher(base, "check", prefix=prefix, variables=variables) as launcher:
+        assert launcher.wait() == status
+    assert words.format(base=base) in launcher.text
 
 
 def test_hosts_whose_clocks_differ_say_so(tmp_path: Path) -> None:

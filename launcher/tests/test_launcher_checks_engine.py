@@ -54,7 +54,7 @@ if rank == 0:
 """
 
 
-def measure(tmp_path: Path, what: str) -> tuple[list[int], tuple[Host, ...]]:
+def measure(tmp_path: Path, behaviour: str) -> tuple[list[int], tuple[Host, ...]]:
     """Start the command on two hosts; their statuses, and the hosts."""
     need("mpirun")
     stand_in = tmp_path / "bin/all_reduce_perf"
@@ -70,7 +70,7 @@ def measure(tmp_path: Path, what: str) -> tuple[list[int], tuple[Host, ...]]:
     instance: dict[str, Json] = {"current_instance_type": "ml.x"}
     variables = {
         "PATH": f"{stand_in.parent}:{PREFIX}/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-        "STAND_IN": what,
+        "STAND_IN": behaviour,
     }
     with network_of(2) as network:
         started = job_on(
@@ -97,8 +97,8 @@ def test_the_figure_stands_beside_what_the_network_carries(
 ) -> None:
     statuses, (leader, worker) = measure(tmp_path, figure)
     assert statuses == [0, 0], leader.text
-    said = f"all-reduce of 2 ranks on 2 host(s): {float(figure):.2f} GB/s bus bandwidth"
-    assert f"trainworks: {said}; the network of ml.x carries 50 GB/s\n" in leader.text
+    sentence = f"all-reduce of 2 ranks on 2 host(s): {float(figure):.2f} GB/s bus bandwidth"
+    assert f"trainworks: {sentence}; the network of ml.x carries 50 GB/s\n" in leader.text
     assert "bus bandwidth" not in worker.text
     assert ("warning: that is less than half of it" in leader.text) is warned
     assert re.search(r"\[algo-1 rank 0\] # Avg bus bandwidth    : ", leader.text)

@@ -147,11 +147,11 @@ def test_every_host_of_a_platform_says_the_same(
     platform: dict[str, str], name: str, hosts: tuple[str, ...], address: str
 ) -> None:
     for index in (0, 1):
-        found = described(platform, index, hostname=f"pi-worker-{index}")
-        assert found.problems == ()
-        assert found.platform == name
-        assert texts(found.resource_config["hosts"]) == hosts
-        assert (found.resource_config["current_host"], found.leader_address) == (
+        description = described(platform, index, hostname=f"pi-worker-{index}")
+        assert description.problems == ()
+        assert description.platform == name
+        assert texts(description.resource_config["hosts"]) == hosts
+        assert (description.resource_config["current_host"], description.leader_address) == (
             hosts[index],
             address,
         )
@@ -170,14 +170,14 @@ def test_the_main_node_of_aws_batch_is_the_leader_whatever_its_index() -> None:
 
 
 def test_an_mpi_jobs_launcher_starts_ranks_on_hosts_that_serve_ssh() -> None:
-    made = planned_here(MPI_JOB)
-    assert (made.platform, made.mode, made.role, made.control) == (
+    node_plan = planned_here(MPI_JOB)
+    assert (node_plan.platform, node_plan.mode, node_plan.role, node_plan.control) == (
         "mpi_operator",
         "mpi",
         "alone",
         None,
     )
-    line = " ".join(made.argv)
+    line = " ".join(node_plan.argv)
     assert "--host pi-worker-0.pi.default.svc:4,pi-worker-1.pi.default.svc:4 -np 8 " in line
     assert "--prtemca prte_keep_fqdn_hostnames true" in line
     assert "--prtemca prte_keep_fqdn_hostnames 1" in " ".join(
@@ -186,31 +186,31 @@ def test_an_mpi_jobs_launcher_starts_ranks_on_hosts_that_serve_ssh() -> None:
     assert "rank.py --size 8 -- " in line
     assert " -x SM_MODEL_DIR " in line
     assert " -x SM_CURRENT_HOST " not in line
-    assert made.shell is not None
-    assert set(made.hidden) < set(MPI_JOB)
+    assert node_plan.shell is not None
+    assert set(node_plan.hidden) < set(MPI_JOB)
 
 
 @pytest.mark.parametrize("platform", [TRAIN_JOB, PYTORCH_JOB])
 def test_kubeflows_torch_jobs_are_torchruns_without_its_variables(platform: dict[str, str]) -> None:
-    made = planned_here(platform)
+    node_plan = planned_here(platform)
     leader = platform["PET_MASTER_ADDR"]
     port = platform["PET_MASTER_PORT"]
-    assert made.mode == "torch_distributed"
-    wanted = {
+    assert node_plan.mode == "torch_distributed"
+    expected_words = {
         "--nnodes=2",
         "--node-rank=1",
         f"--master-addr={leader}",
         f"--master-port={port}",
         "--nproc-per-node=1",
     }
-    assert wanted <= set(made.argv)
-    assert made.hidden == ("PET_",)
-    assert (made.env["MASTER_ADDR"], made.env["MASTER_PORT"]) == (leader, port)
+    assert expected_words <= set(node_plan.argv)
+    assert node_plan.hidden == ("PET_",)
+    assert (node_plan.env["MASTER_ADDR"], node_plan.env["MASTER_PORT"]) == (leader, port)
     assert planned_here(platform, "none").argv == ("/usr/bin/python", "train.py")
 
 
 @pytest.mark.parametrize(
-    ("said", "devices", "wanted"),
+    ("message", "devices", "expected_processes"),
     [
         ("auto", NO_GPU, 1),
         ("auto", Devices(gpus=4), 4),
@@ -219,27 +219,27 @@ def test_kubeflows_torch_jobs_are_torchruns_without_its_variables(platform: dict
         ("3", NO_GPU, 3),
     ],
 )
-def test_processes_of_a_pod(said: str, devices: Devices, wanted: int) -> None:
-    made = planned_here({**TRAIN_JOB, "PET_NPROC_PER_NODE": said}, devices=devices)
-    assert f"--nproc-per-node={wanted}" in made.argv
+def test_processes_of_a_pod(message: str, devices: Devices, expected_processes: int) -> None:
+    node_plan = planned_here({**TRAIN_JOB, "PET_NPROC_PER_NODE": message}, devices=devices)
+    assert f"--nproc-per-node={expected_processes}" in node_plan.argv
 
 
 @pytest.mark.parametrize("platform", [TRAIN_JOB, BATCH, DSTACK, SKYPILOT])
 def test_one_host_is_a_job_of_one_host(platform: dict[str, str]) -> None:
     count = next(name for name in platform if name.endswith(("NNODES", "NUM_NODES", "NODES_NUM")))
-    one = {**platform, count: "1"}
+    one_host = {**platform, count: "1"}
     for name in ("DSTACK_NODES_IPS", "DSTACK_MASTER_NODE_IP", "SKYPILOT_NODE_IPS"):
-        if name in one:
-            one[name] = ""  # not every backend gives an only node an address
-    made = planned_here(one, "torch_distributed", index=0)
-    assert (made.control, "--master-addr=127.0.0.1" in made.argv) == (None, True)
+        if name in one_host:
+            one_host[name] = ""  # not every backend gives an only node an address
+    node_plan = planned_here(one_host, "torch_distributed", index=0)
+    assert (node_plan.control, "--master-addr=127.0.0.1" in node_plan.argv) == (None, True)
 
 
 def test_hosts_without_an_address_are_not_told_to_programs_that_need_one() -> None:
-    made = planned_here(BATCH, "torch_distributed")
-    assert "--master-addr=10.0.0.1" in made.argv
-    assert made.control is not None
-    assert (made.control.leader, made.control.address) == ("node-0", "10.0.0.1")
+    node_plan = planned_here(BATCH, "torch_distributed")
+    assert "--master-addr=10.0.0.1" in node_plan.argv
+    assert node_plan.control is not None
+    assert (node_plan.control.leader, node_plan.control.address) == ("node-0", "10.0.0.1")
     with pytest.raises(
         JobRefusedError,
         match="parameter_server tells each host the others' names, and batch does not",
@@ -258,19 +258,19 @@ def test_an_mpi_job_can_only_be_started_by_mpirun(mode: str) -> None:
 
 
 def test_hangs_are_not_looked_for_where_no_launcher_sees_the_ranks() -> None:
-    made = planned_here(MPI_JOB)
-    assert (made.limits.hang, made.warnings) == (0, ())
-    asked = planned_here({**MPI_JOB, "TRAINWORKS_HANG": "fail"})
-    assert (asked.limits.hang, len(asked.warnings)) == (0, 1)
+    node_plan = planned_here(MPI_JOB)
+    assert (node_plan.limits.hang, node_plan.warnings) == (0, ())
+    plan_with_hang = planned_here({**MPI_JOB, "TRAINWORKS_HANG": "fail"})
+    assert (plan_with_hang.limits.hang, len(plan_with_hang.warnings)) == (0, 1)
     assert planned_here(TRAIN_JOB).limits.hang > 0
 
 
 def test_a_launcher_that_is_a_worker_too_is_one_of_the_hosts() -> None:
     """RunLauncherAsWorker of MPIJob, and TrainJob's usual runtime."""
     both = "pi-launcher.pi.default.svc slots=4\n" + HOSTFILE
-    found = described(MPI_JOB, hostname="pi-launcher", hostfile=both)
-    assert found.resource_config["current_host"] == "pi-launcher.pi.default.svc"
-    assert len(found.served) == len(texts(found.resource_config["hosts"])) == 3
+    description = described(MPI_JOB, hostname="pi-launcher", hostfile=both)
+    assert description.resource_config["current_host"] == "pi-launcher.pi.default.svc"
+    assert len(description.served) == len(texts(description.resource_config["hosts"])) == 3
 
 
 @pytest.mark.parametrize("platform", [TRAIN_JOB, BATCH, DSTACK, SKYPILOT, MPI_JOB, INDEXED])
@@ -278,9 +278,9 @@ def test_what_is_missing_is_named_and_all_at_once(platform: dict[str, str]) -> N
     """Each variable that matters is needed: without it the job is refused, and
     never started as another one.
     """
-    given = of_host(platform, 1)
-    found = described(platform)
-    assert found.problems == ()
+    variables = of_host(platform, 1)
+    description = described(platform)
+    assert description.problems == ()
     ignored = (
         "GPUS",
         "_NPROC_",
@@ -295,18 +295,24 @@ def test_what_is_missing_is_named_and_all_at_once(platform: dict[str, str]) -> N
     )
     optional = ("K_MPI_JOB_ROLE", *(("JOB_COMPLETION_INDEX",) if "PET_NNODES" in platform else ()))
     needed = [
-        name for name in given if name not in optional and not any(word in name for word in ignored)
+        name
+        for name in variables
+        if name not in optional and not any(word in name for word in ignored)
     ]
     for left_out in needed:
-        rest = {name: value for name, value in given.items() if name != left_out}
+        rest = {name: value for name, value in variables.items() if name != left_out}
         text = "".join(
-            str(each)
-            for each in platforms.describe(Sources(rest, read=lambda _: HOSTFILE)).problems
+            str(problem)
+            for problem in platforms.describe(Sources(rest, read=lambda _: HOSTFILE)).problems
         )
-        said = "TRAINWORKS_HOST is not set" if left_out == "JOB_COMPLETION_INDEX" else left_out
-        assert said in text, f"{left_out}: {text}"
+        expected_name = (
+            "TRAINWORKS_HOST is not set" if left_out == "JOB_COMPLETION_INDEX" else left_out
+        )
+        assert expected_name in text, f"{left_out}: {text}"
     first = needed[0]
-    several = platforms.describe(Sources({first: given[first]})).problems if len(needed) > 2 else ()
+    several = (
+        platforms.describe(Sources({first: variables[first]})).problems if len(needed) > 2 else ()
+    )
     assert [name for name in needed[1:] if several and name not in str(several[0])] == []
 
 
@@ -335,8 +341,8 @@ def test_what_is_missing_is_named_and_all_at_once(platform: dict[str, str]) -> N
 def test_what_does_not_fit_together_is_refused(
     platform: dict[str, str], changes: dict[str, str], words: str
 ) -> None:
-    found = described({**platform, **changes}, hostname="pi-worker-1")
-    assert words in "\n".join(map(str, found.problems))
+    description = described({**platform, **changes}, hostname="pi-worker-1")
+    assert words in "\n".join(map(str, description.problems))
 
 
 def test_a_pod_of_an_indexed_job_may_be_a_job_of_its_own() -> None:
@@ -363,7 +369,7 @@ def test_a_pod_of_an_indexed_job_may_be_a_job_of_its_own() -> None:
     ],
 )
 def test_no_job_has_so_many_hosts(platform: dict[str, str], digits: int) -> None:
-    """A list of them was begun. What follows from a wrong number is not told beside it."""
+    """Refuse the number alone: no list of hosts is made, and no consequence is told beside it."""
     count = next(name for name, value in platform.items() if not value)
     problems = list(map(str, described({**platform, count: "9" * digits}).problems))
     assert [
@@ -377,15 +383,15 @@ def test_no_job_has_so_many_hosts(platform: dict[str, str], digits: int) -> None
     "address", ["tcp://10.0.0.1:29500", "10.0.0.1:29500", "m0:23456", "http://m0"]
 )
 def test_the_leaders_address_is_a_host_alone(address: str) -> None:
-    given = {"MASTER_ADDR": address, "WORLD_SIZE": "2", "RANK": "1"}
+    variables = {"MASTER_ADDR": address, "WORLD_SIZE": "2", "RANK": "1"}
     assert f"{address!r} is not the name or address of a host alone" in str(
-        described(given).problems[0]
+        described(variables).problems[0]
     )
-    assert described({**given, "MASTER_ADDR": "fd00::1"}).problems == ()
+    assert described({**variables, "MASTER_ADDR": "fd00::1"}).problems == ()
 
 
 @pytest.mark.parametrize(
-    "given",
+    "variables",
     [
         {"MASTER_ADDR": "[fd00::1]", "WORLD_SIZE": "2", "RANK": "1"},
         {"TRAINWORKS_HOSTS": "[fd00::1],[fd00::2]", "TRAINWORKS_HOST": "[fd00::2]"},
@@ -410,13 +416,16 @@ def test_the_leaders_address_is_a_host_alone(address: str) -> None:
         },
     ],
 )
-def test_an_ipv6_address_may_stand_in_brackets(given: dict[str, str]) -> None:
-    found = described(given, hostname="x-worker-1")
-    assert found.problems == ()
-    hosts = found.resource_config["hosts"]
+def test_an_ipv6_address_may_stand_in_brackets(variables: dict[str, str]) -> None:
+    description = described(variables, hostname="x-worker-1")
+    assert description.problems == ()
+    hosts = description.resource_config["hosts"]
     assert isinstance(hosts, list)
-    assert (found.leader_address or hosts[0]) == "fd00::1"
-    assert found.leader_address or hosts[1] == found.resource_config["current_host"] == "fd00::2"
+    assert (description.leader_address or hosts[0]) == "fd00::1"
+    assert (
+        description.leader_address
+        or hosts[1] == description.resource_config["current_host"] == "fd00::2"
+    )
 
 
 @pytest.mark.parametrize(
@@ -442,16 +451,16 @@ def planned_here(
     platform: Mapping[str, str], mode: str = "", *, index: int = 1, devices: Devices = NO_GPU
 ) -> NodePlan:
     """The plan of ``train [--mode MODE] -- train.py`` on a host."""
-    found = described(platform, index)
-    assert found.problems == ()
-    asked = Invocation(("train.py",), mode)
-    made = environment(
-        dict(asked.hyperparameters),
+    description = described(platform, index)
+    assert description.problems == ()
+    invocation = Invocation(("train.py",), mode)
+    job_environment = environment(
+        dict(invocation.hyperparameters),
         variables={"PATH": "/usr/bin:/bin", **of_host(platform, index)},
-        resource_config=found.resource_config,
-        platform=found,
-        invocation=asked,
+        resource_config=description.resource_config,
+        platform=description,
+        invocation=invocation,
         hostname="box",
         devices=devices,
     )
-    return plan(made)
+    return plan(job_environment)

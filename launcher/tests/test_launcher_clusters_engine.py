@@ -81,7 +81,7 @@ def run(
     *words: str,
     status: int = 0,
 ) -> tuple[str, ...]:
-    """Run a job on two hosts, which must end with a status; what each printed."""
+    """Run a job on two hosts, which must end with a status; return the output of each."""
     need("python", "torchrun", "mpirun")
     engine_manifest(folder)
     (folder / "train.py").write_text(script, encoding="utf-8")
@@ -105,16 +105,16 @@ def run(
 def test_torchrun_on_two_hosts(
     tmp_path: Path, platform: Mapping[str, str], names: tuple[str, str], hostnames: tuple[str, str]
 ) -> None:
-    said = run(
+    outputs = run(
         tmp_path, names, platform, hostnames, GLOO, "--mode", "torch_distributed", "--", "train.py"
     )
-    for rank, text in enumerate(said):
+    for rank, text in enumerate(outputs):
         assert f"rank {rank} of 2 sum 2 " in text
 
 
 def test_a_failed_rank_is_the_cause_on_both_hosts(tmp_path: Path) -> None:
     names = ("pi-node-0-0.pi", "pi-node-0-1.pi")
-    said = run(
+    outputs = run(
         tmp_path,
         names,
         TRAIN_JOB,
@@ -125,19 +125,19 @@ def test_a_failed_rank_is_the_cause_on_both_hosts(tmp_path: Path) -> None:
         "--fail",
         status=42,
     )
-    assert said[0].splitlines()[-1] == said[1].splitlines()[-1]
+    assert outputs[0].splitlines()[-1] == outputs[1].splitlines()[-1]
     assert (
         "train.py on host pi-node-0-1.pi, rank 1 (mode torch_distributed): exit status 42"
-        in said[0]
+        in outputs[0]
     )
 
 
 def test_mpirun_on_two_nodes_of_aws_batch(tmp_path: Path) -> None:
     """The main node knows no address at all: it learns the other's when that one joins."""
     hostnames = ("ip-10-77-0-1", "ip-10-77-0-2")
-    said = run(tmp_path, hostnames, BATCH, hostnames, MPI, "--mode", "mpi", "--", "train.py")
-    assert "[node-0 rank 0] rank 0 of 2 sum 2 node-0\n" in said[0]
-    assert "[node-1 rank 1] rank 1 of 2 sum 2 node-1\n" in said[1]
+    outputs = run(tmp_path, hostnames, BATCH, hostnames, MPI, "--mode", "mpi", "--", "train.py")
+    assert "[node-0 rank 0] rank 0 of 2 sum 2 node-0\n" in outputs[0]
+    assert "[node-1 rank 1] rank 1 of 2 sum 2 node-1\n" in outputs[1]
 
 
 def test_the_leaders_name_resolves_late(tmp_path: Path) -> None:
@@ -165,5 +165,7 @@ def test_the_leaders_name_resolves_late(tmp_path: Path) -> None:
 
 
 def test_dstack_calls_hosts_by_their_addresses(tmp_path: Path) -> None:
-    said = run(tmp_path, ("a", "b"), DSTACK, ("box", "box"), MPI, "--mode", "mpi", "--", "train.py")
-    assert "[10.77.0.2 rank 1] rank 1 of 2 sum 2 10.77.0.2\n" in said[1]
+    outputs = run(
+        tmp_path, ("a", "b"), DSTACK, ("box", "box"), MPI, "--mode", "mpi", "--", "train.py"
+    )
+    assert "[10.77.0.2 rank 1] rank 1 of 2 sum 2 10.77.0.2\n" in outputs[1]

@@ -53,11 +53,11 @@ PYTHON, BASH = "/usr/bin/python", "/usr/bin/bash"
     ],
 )
 def test_the_program_of_a_project(program: str, kind: str, words: tuple[str, ...]) -> None:
-    made = environment({"sagemaker_program": program}, code=PROJECT)
+    job_environment = environment({"sagemaker_program": program}, code=PROJECT)
     assert parse_entry_point(program, PROJECT).kind == kind
-    assert plan(made).argv == words
+    assert plan(job_environment).argv == words
     installed = kind in ("package", "module")
-    assert plan(made).requirements[-1:] == ((".",) if installed else ())
+    assert plan(job_environment).requirements[-1:] == ((".",) if installed else ())
 
 
 @pytest.mark.parametrize(
@@ -130,19 +130,19 @@ def test_requirements_beside_a_program_of_the_command_line_are_said_not_to_be_in
     (tmp_path / "src").mkdir()
     (tmp_path / "src/train.py").touch()
 
-    def said(*words: str) -> list[str]:
+    def warnings_of(*words: str) -> list[str]:
         read = read_environment({"PATH": "/usr/bin:/bin"}, Invocation(words))
         return [line for line in plan(read).warnings if "is not installed: build.py extend" in line]
 
-    assert said("src/train.py") == []
+    assert warnings_of("src/train.py") == []
     (tmp_path / "src/requirements.txt").touch()
-    assert said("src/train.py") == [f"{tmp_path}/src/{INSTALL}"]
-    assert said("-m", "train") == said("sh", "-c", "true") == []
+    assert warnings_of("src/train.py") == [f"{tmp_path}/src/{INSTALL}"]
+    assert warnings_of("-m", "train") == warnings_of("sh", "-c", "true") == []
     (tmp_path / "requirements.txt").touch()
     assert (
-        said("-m", "train")
-        == said("sh", "-c", "true")
-        == said("src/train.py")
+        warnings_of("-m", "train")
+        == warnings_of("sh", "-c", "true")
+        == warnings_of("src/train.py")
         == [f"{tmp_path}/{INSTALL}"]
     )
 
@@ -152,13 +152,13 @@ INSTALL = "requirements.txt is not installed: build.py extend puts its packages 
 
 def test_a_lock_that_no_installation_reads_is_said() -> None:
     code = PROJECT._replace(entries=(*PROJECT.entries, "uv.lock", "environment.yml"))
-    said = "uv.lock is not read when a job starts; a requirements.txt is"
-    assert said in plan(environment(code=code)).warnings
+    warning = "uv.lock is not read when a job starts; a requirements.txt is"
+    assert warning in plan(environment(code=code)).warnings
     for read in (
         code._replace(entries=(*code.entries, "requirements.txt")),
         code._replace(installed=("pyproject.toml",)),
     ):
-        assert said not in plan(environment(code=read)).warnings
+        assert warning not in plan(environment(code=read)).warnings
 
 
 # --- where code is --------------------------------------------------------------------------------
@@ -167,12 +167,12 @@ def planned(
 ) -> NodePlan:
     """The plan of a job whose files are below ``base``."""
     manifest = write_manifest(base / "image.json", {"python": "/usr/bin/python3"})
-    given = {"sagemaker_program": program} | (
+    hyperparameters = {"sagemaker_program": program} | (
         {"sagemaker_submit_directory": location} if location else {}
     )
     write_inputs(base, "", {}, {})
     (base / "input/config/hyperparameters.json").write_text(
-        str(given).replace("'", '"'), encoding="utf-8"
+        str(hyperparameters).replace("'", '"'), encoding="utf-8"
     )
     variables = {
         "SAGEMAKER_BASE_DIR": str(base),
@@ -182,19 +182,21 @@ def planned(
     return plan(read_environment({"PATH": "/usr/bin:/bin", **variables}))
 
 
-def warned(made: NodePlan) -> list[str]:
-    """What it warns of, but for the results: pytest's own folders may be in
-    memory, which keeps nothing.
+def warned(node_plan: NodePlan) -> list[str]:
+    """Return the warnings of a plan, but for the results: pytest's own folders may be in memory,
+    which keeps nothing.
     """
     return [
-        line for line in made.warnings if not line.startswith("results end with this container: ")
+        line
+        for line in node_plan.warnings
+        if not line.startswith("results end with this container: ")
     ]
 
 
 def refused(base: Path, location: str, program: str = "train.py", **variables: str) -> str:
-    with pytest.raises(RefusalError) as found:
+    with pytest.raises(RefusalError) as caught:
         planned(base, location, program, **variables)
-    return str(found.value)
+    return str(caught.value)
 
 
 def pack(path: Path, files: Mapping[str, str | bytes], mode: int = 0o644) -> Path:
@@ -213,10 +215,10 @@ def test_an_archive_is_laid_over_what_the_image_has_and_says_so(tmp_path: Path) 
     (tmp_path / "code").mkdir()
     for name in ("requirements.txt", "helper.py"):
         (tmp_path / "code" / name).write_text("", encoding="utf-8")
-    made = planned(tmp_path, str(archive))
-    assert made.code.entries == ("helper.py", "new.py", "requirements.txt", "train.py")
-    assert made.requirements[-2:] == ("-r", "requirements.txt")
-    (note,) = warned(made)
+    node_plan = planned(tmp_path, str(archive))
+    assert node_plan.code.entries == ("helper.py", "new.py", "requirements.txt", "train.py")
+    assert node_plan.requirements[-2:] == ("-r", "requirements.txt")
+    (note,) = warned(node_plan)
     assert note.endswith(
         f"is laid over 3 file(s) that are in {tmp_path}/code already, and replaces train.py"
     )
@@ -227,9 +229,9 @@ def test_a_directory_elsewhere_leaves_the_images_code_alone_and_says_so(tmp_path
     elsewhere.mkdir()
     (elsewhere / "train.py").write_text("", encoding="utf-8")
     for location in (str(elsewhere), f"file://{elsewhere}".replace(" ", "%20")):
-        made = planned(tmp_path, location)
-        assert made.cwd == str(elsewhere)
-        assert warned(made) == [
+        node_plan = planned(tmp_path, location)
+        assert node_plan.cwd == str(elsewhere)
+        assert warned(node_plan) == [
             f"the code is taken from {elsewhere}; the 1 file(s) in {tmp_path}/code are not used"
         ]
 
@@ -260,16 +262,16 @@ def test_what_is_no_place_of_code_is_refused(tmp_path: Path, location: str, word
 
 
 def test_code_at_s3_needs_boto3_or_the_aws_command_line() -> None:
-    made = environment(code=Code("/opt/ml/code", "s3://bucket/code.tar.gz"))
+    job_environment = environment(code=Code("/opt/ml/code", "s3://bucket/code.tar.gz"))
     with pytest.raises(
         RefusalError, match="neither boto3 nor the aws command line is installed, and the code"
     ):
-        plan(made)
+        plan(job_environment)
     tail = ("s3://bucket/code.tar.gz", "", "")
-    library = plan(made._replace(aws_client="boto3"))
+    library = plan(job_environment._replace(aws_client="boto3"))
     assert library.code.fetch[0] == PYTHON
     assert library.code.fetch[-4:] == (*tail, "")
-    line = plan(made._replace(aws_client="/usr/bin/aws"))
+    line = plan(job_environment._replace(aws_client="/usr/bin/aws"))
     assert line.code.fetch[0] == "/usr/bin/python3"
     assert line.code.fetch[-4:] == (*tail, "/usr/bin/aws")
 
@@ -292,10 +294,10 @@ def test_the_endpoint_and_the_region_of_s3(
     variables: dict[str, str], endpoint: str, region: str
 ) -> None:
     code = Code("/opt/ml/code", "s3://bucket/code.tar.gz")
-    made = plan(
+    node_plan = plan(
         environment(code=code, aws_client="boto3", variables={"PATH": "/usr/bin", **variables})
     )
-    assert made.code.fetch[-3:] == (endpoint, region, "")
+    assert node_plan.code.fetch[-3:] == (endpoint, region, "")
 
 
 def test_credentials_in_an_endpoint_are_refused_and_not_shown() -> None:
@@ -303,9 +305,9 @@ def test_credentials_in_an_endpoint_are_refused_and_not_shown() -> None:
     code = Code("/opt/ml/code", "s3://bucket/code.tar.gz")
     with pytest.raises(
         RefusalError, match=r"credentials in it \(variable S3_ENDPOINT_URL\)"
-    ) as found:
+    ) as caught:
         plan(environment(code=code, aws_client="boto3", variables=variables))
-    assert "hidden" not in str(found.value)
+    assert "hidden" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -361,23 +363,25 @@ def archive_of(path: Path, members: Sequence[Member]) -> Path:
 
 
 def listing(directory: Path) -> dict[str, str]:
-    """What is below a directory, links not followed: path -> content, target, or kind."""
-    found: dict[str, str] = {}
+    """Return the files below a directory, links not followed: path -> content, target, or kind."""
+    entries: dict[str, str] = {}
     for parent, directories, files in os.walk(directory):
         for name in (*directories, *files):
             path = Path(parent, name)
             relative = str(path.relative_to(directory))
             if path.is_symlink():
-                found[relative] = f"-> {path.readlink()}"
+                entries[relative] = f"-> {path.readlink()}"
             elif path.is_dir():
-                found[relative] = "directory"
+                entries[relative] = "directory"
             else:
-                found[relative] = path.read_text(encoding="utf-8") if path.is_file() else "special"
-    return found
+                entries[relative] = (
+                    path.read_text(encoding="utf-8") if path.is_file() else "special"
+                )
+    return entries
 
 
 def try_to_unpack(place: Path, members: Sequence[Member]) -> tuple[bool, dict[str, str]]:
-    """Unpack into ``place/root``; (whether it was accepted, what is in the root then).
+    """Unpack into ``place/root``; return whether it was accepted, and the names in the root then.
 
     Nothing outside may change.
     """
@@ -644,39 +648,44 @@ assert open("outside.txt").read() == "of another folder"
     (code / "train.py").unlink()
     python = python_of_an_image(tmp_path / "image", {})
     manifest = write_manifest(tmp_path / "image.json", {"python": str(python)})
-    given = {
+    host_variables = {
         "PIP_NO_INDEX": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
         "PATH": f"{python.parent}:{os.environ['PATH']}",
     }
-    variables = pip_variables(tmp_path, **given)
+    variables = pip_variables(tmp_path, **host_variables)
     with Launcher(
         tmp_path, variables={**variables, "TRAINWORKS_IMAGE_MANIFEST": str(manifest)}
-    ) as made:
-        assert made.wait() == 0, made.text
+    ) as launcher:
+        assert launcher.wait() == 0, launcher.text
     assert sorted(code.rglob("*")) == before
 
 
-def arguments_received(made: Launcher) -> list[list[str]]:
-    """What each process got, from the lines that it printed."""
+def arguments_received(launcher: Launcher) -> list[list[str]]:
+    """Return the arguments of each process, from the lines that it printed."""
     return [
-        json.loads(line.partition("GOT ")[2]) for line in made.text.splitlines() if "GOT [" in line
+        json.loads(line.partition("GOT ")[2])
+        for line in launcher.text.splitlines()
+        if "GOT [" in line
     ]
 
 
-def echo(base: Path, program: str, programs: Mapping[str, str], **given: Json) -> Launcher:
+def echo(
+    base: Path, program: str, programs: Mapping[str, str], **hyperparameters: Json
+) -> Launcher:
     """Run a program that prints its arguments, with arguments that a shell
     would not leave alone.
     """
     files = PROGRAMS[program]
-    archive = pack(base / "source.tar.gz", files, 0o644 if program.endswith(".sh") else 0o755)
-    asked = {
+    mode = 0o644 if program.endswith(".sh") else 0o755
+    archive = pack(base / "source.tar.gz", files, mode)
+    all_hyperparameters = {
         **NASTY,
         "sagemaker_program": program,
         "sagemaker_submit_directory": str(archive),
-        **given,
+        **hyperparameters,
     }
-    write_inputs(base, "", asked, {})
+    write_inputs(base, "", all_hyperparameters, {})
     manifest = write_manifest(base / "image.json", programs)
     # The machine's own PATH: Open MPI looks for ssh even on one host.
     variables = pip_variables(
@@ -684,9 +693,9 @@ def echo(base: Path, program: str, programs: Mapping[str, str], **given: Json) -
     )
     with Launcher(
         base, variables={**variables, "TRAINWORKS_IMAGE_MANIFEST": str(manifest)}
-    ) as made:
-        made.status = made.wait()
-    return made
+    ) as launcher:
+        launcher.status = launcher.wait()
+    return launcher
 
 
 EXPECTED = [word for name, value in NASTY.items() for word in (f"-{name}", value)]
@@ -696,9 +705,9 @@ EXPECTED = [word for name, value in NASTY.items() for word in (f"-{name}", value
     "program", [program for program in PROGRAMS if program != "package/train.py"]
 )
 def test_arguments_arrive_as_they_are(tmp_path: Path, program: str) -> None:
-    made = echo(tmp_path, program, {"python": sys.executable})
-    assert made.status == 0, made.text
-    assert arguments_received(made) == [EXPECTED]
+    launcher = echo(tmp_path, program, {"python": sys.executable})
+    assert launcher.status == 0, launcher.text
+    assert arguments_received(launcher) == [EXPECTED]
 
 
 @pytest.mark.engine
@@ -713,7 +722,12 @@ def test_every_kind_of_program_runs_under_the_real_starters(
     if not path.exists() or not (prefix / "python").exists():
         pytest.skip(f"no {path}; make it with: tools/set-up-peers programs")
     switch = MPI if name == "mpirun" else TORCH
-    asked: dict[str, Json] = {switch: "true", "sagemaker_mpi_num_of_processes_per_host": "2"}
-    made = echo(tmp_path, program, {"python": str(prefix / "python"), name: str(path)}, **asked)
-    assert made.status == 0, made.text
-    assert arguments_received(made) == [EXPECTED, EXPECTED]
+    hyperparameters: dict[str, Json] = {
+        switch: "true",
+        "sagemaker_mpi_num_of_processes_per_host": "2",
+    }
+    launcher = echo(
+        tmp_path, program, {"python": str(prefix / "python"), name: str(path)}, **hyperparameters
+    )
+    assert launcher.status == 0, launcher.text
+    assert arguments_received(launcher) == [EXPECTED, EXPECTED]

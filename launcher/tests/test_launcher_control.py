@@ -1,7 +1,7 @@
 """The control channel against everybody who may connect: hosts with and without
 the secret, strangers, floods.
 
-Real sockets and real launchers on loopback; what is sent is bounded in number and time.
+Real sockets and real launchers on loopback; messages are bounded in number and time.
 """
 
 from __future__ import annotations
@@ -108,9 +108,9 @@ def test_a_proof_cannot_be_moved_from_one_field_to_the_next() -> None:
 
 
 def test_nonces_are_never_the_same() -> None:
-    made = {handshake.make_nonce() for _ in range(1000)}
-    assert len(made) == 1000
-    assert all(handshake.read_nonce(nonce) for nonce in made)
+    nonces = {handshake.make_nonce() for _ in range(1000)}
+    assert len(nonces) == 1000
+    assert all(handshake.read_nonce(nonce) for nonce in nonces)
 
 
 @given(st.one_of(st.none(), st.booleans(), st.integers(), st.text(), st.lists(st.text())))
@@ -162,10 +162,10 @@ def test_messages_survive_any_division_into_pieces(
 ) -> None:
     encoded = encode(messages)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(encoded)), max_size=6)))
-    decoder, found = Decoder(), []
+    decoder, decoded = Decoder(), []
     for start, end in zip([0, *cuts], [*cuts, len(encoded)], strict=True):
-        found += decoder.feed(encoded[start:end])
-    assert json.dumps(found) == json.dumps(messages)
+        decoded += decoder.feed(encoded[start:end])
+    assert json.dumps(decoded) == json.dumps(messages)
 
 
 @given(st.lists(st.binary(max_size=200) | st.just(b"\n") | st.just(b"[" * 5000), max_size=8))
@@ -210,9 +210,11 @@ def test_a_secret_that_can_be_guessed_is_refused(secret: str) -> None:
 
 
 def test_the_secret_is_in_no_plan_and_in_no_text_of_the_environment(tmp_path: Path) -> None:
-    made = read_environment({"TRAINWORKS_JOB_SECRET": SECRET, "SAGEMAKER_BASE_DIR": str(tmp_path)})
-    assert made.job_secret == SECRET
-    assert SECRET not in repr(made)
+    job_environment = read_environment(
+        {"TRAINWORKS_JOB_SECRET": SECRET, "SAGEMAKER_BASE_DIR": str(tmp_path)}
+    )
+    assert job_environment.job_secret == SECRET
+    assert SECRET not in repr(job_environment)
     assert SECRET not in plan(environment(hosts=("a", "b"), host="a", job_secret=SECRET)).to_json()
 
 
@@ -227,11 +229,11 @@ def test_no_message_of_a_stranger_reaches_the_job(
 ) -> None:
     with (
         leader_on_a_loop(secret) as (loop, control, _, heard),
-        socket.create_connection((LEADER, control.port)) as it,
+        socket.create_connection((LEADER, control.port)) as connection,
     ):
-        send(it, encode(messages))
+        send(connection, encode(messages))
         in_turns(loop)
-        assert heard.said == ["welcome"]
+        assert heard.calls == ["welcome"]
         assert heard.outcomes == []
         assert len(heard.log) <= 2
 
@@ -239,9 +241,9 @@ def test_no_message_of_a_stranger_reaches_the_job(
 @NETWORK
 @given(st.lists(MESSAGES, min_size=1, max_size=4))
 def test_no_message_of_a_host_of_the_job_breaks_the_leader(messages: list[dict[str, Json]]) -> None:
-    with leader_on_a_loop() as (loop, control, role, heard), joined(loop, control) as it:
+    with leader_on_a_loop() as (loop, control, role, heard), joined(loop, control) as peer:
         role.ready()
-        it.say(*messages)
+        peer.say(*messages)
         role.ended(Outcome(SUCCEEDED, 0, LEADER))
         in_turns(loop)
         assert len(heard.outcomes) <= 1
@@ -267,7 +269,7 @@ def test_no_message_of_a_leader_breaks_a_worker(
         role.close()
     loop.close()
     assert heard.outcomes == []
-    assert heard.said == []
+    assert heard.calls == []
 
 
 def test_a_proof_is_good_for_one_connection_only() -> None:
@@ -282,10 +284,12 @@ def test_a_proof_is_good_for_one_connection_only() -> None:
         first, challenge = begin_join()
         second, other = begin_join()
         theirs = str(challenge["nonce"])
-        said = handshake.Transcript(identity.as_text(JOB), WORKER, nonce, theirs)
-        assert handshake.is_proof(SECRET, LEADERS, said, challenge["proof"])
+        proof_transcript = handshake.Transcript(identity.as_text(JOB), WORKER, nonce, theirs)
+        assert handshake.is_proof(SECRET, LEADERS, proof_transcript, challenge["proof"])
         assert other["nonce"] != theirs
-        answer = encode([{"type": "answer", "proof": handshake.make_proof(SECRET, WORKERS, said)}])
+        answer = encode(
+            [{"type": "answer", "proof": handshake.make_proof(SECRET, WORKERS, proof_transcript)}]
+        )
         send(second, answer)
         assert b"refused" in receive(loop, second)
         send(first, answer)
@@ -295,16 +299,18 @@ def test_a_proof_is_good_for_one_connection_only() -> None:
         for opened in (first, second, third):
             opened.close()
         assert "it has already joined" in str(again["reason"])
-        assert heard.said == ["welcome"]
+        assert heard.calls == ["welcome"]
 
 
 # --- the job's identity ---------------------------------------------------------------------------
 def identity_with(
     host: str = "algo-1", control: Control | None = None, mode: str = "none", **changes: object
 ) -> Json:
-    made = environment({"epochs": 3, "api_key": "secret"}, hosts=("algo-1", "algo-2"), host=host)
+    job_environment = environment(
+        {"epochs": 3, "api_key": "secret"}, hosts=("algo-1", "algo-2"), host=host
+    )
     control = control or Control("algo-1", ("algo-1", "algo-2"), 7780)
-    return identity.identity_of(made._replace(**changes), control, mode)  # type: ignore[arg-type]
+    return identity.identity_of(job_environment._replace(**changes), control, mode)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -354,16 +360,16 @@ def test_what_hosts_of_one_job_have_in_common(changes: dict[str, Any], part: str
 def test_an_edited_script_and_another_image_make_another_job(tmp_path: Path) -> None:
     """A worker that still waits with the old code must not join a leader with the new one."""
     for words in (("train.py", "--node", "1"), ("/bin/bash", "train.py"), ("-m", "train")):
-        asked: dict[str, Any] = {
+        hyperparameters: dict[str, Any] = {
             "code": Code(str(tmp_path), entries=("train.py",)),
             "invocation": Invocation(words),
         }
         (tmp_path / "train.py").write_text("print(1)")
-        old = identity_with(**asked)
+        old = identity_with(**hyperparameters)
         (tmp_path / "train.py").write_text(f"print({len(words)}, {words[0]!r})")
-        assert identity.differences(old, identity_with(**asked)) == "code"  # type: ignore[arg-type]
+        assert identity.differences(old, identity_with(**hyperparameters)) == "code"  # type: ignore[arg-type]
         (tmp_path / "train.py").unlink()
-        missing = identity_with(**asked)
+        missing = identity_with(**hyperparameters)
         if words[0] != "/bin/bash":
             assert identity.differences(missing, old) == ""  # type: ignore[arg-type]
             assert identity.differences(old, missing) == ""  # type: ignore[arg-type]
@@ -381,12 +387,12 @@ def test_a_host_of_another_job_or_an_earlier_attempt_is_refused_with_what_differ
     """
     with leader_on_a_loop() as (loop, control, _, heard):
         for job, words in (({**JOB, "job name": "try-1"}, "job name"), (None, "launcher version")):
-            with socket.create_connection((LEADER, control.port)) as it:
-                send(it, join(job=job))
-                (refused,) = Decoder().feed(receive(loop, it))
+            with socket.create_connection((LEADER, control.port)) as connection:
+                send(connection, join(job=job))
+                (refused,) = Decoder().feed(receive(loop, connection))
             assert refused["reason"] == f"it belongs to another job: different {words}"
         assert "different job name" in heard.log[-1]
-        assert heard.said == ["welcome"]
+        assert heard.calls == ["welcome"]
 
 
 # --- seals ----------------------------------------------------------------------------------------
@@ -394,9 +400,11 @@ def test_a_host_of_another_job_or_an_earlier_attempt_is_refused_with_what_differ
     "how", ["again", "out of order", "left out", "changed", "unsealed", "as the leader's"]
 )
 def test_only_the_next_message_of_the_host_itself_is_obeyed(how: str) -> None:
-    with leader_on_a_loop() as (loop, control, role, heard), joined(loop, control) as it:
+    with leader_on_a_loop() as (loop, control, role, heard), joined(loop, control) as peer:
         role.ready()
-        first, second = it.lines([{"type": "note", "text": "one"}, {"type": "note", "text": "two"}])
+        first, second = peer.lines(
+            [{"type": "note", "text": "one"}, {"type": "note", "text": "two"}]
+        )
         sent = {
             "again": first + first,
             "out of order": second + first,
@@ -405,33 +413,33 @@ def test_only_the_next_message_of_the_host_itself_is_obeyed(how: str) -> None:
             "unsealed": b'{"type": "note"}\n',
             "as the leader's": Seal(bytes(32), LEADERS).closed(b'{"type": "note"}') + b"\n",
         }[how]
-        send(it.opened, sent)
+        send(peer.opened, sent)
         until(loop, lambda: "left before the start" in heard.log[-1])
         assert "a message does not have the seal of this job" in heard.log[-1]
-        assert heard.told == []
+        assert heard.messages == []
 
 
 def test_a_part_of_the_launcher_may_send_messages_of_its_own() -> None:
-    with leader_on_a_loop() as (loop, control, role, heard), joined(loop, control) as it:
+    with leader_on_a_loop() as (loop, control, role, heard), joined(loop, control) as peer:
         role.tell("sample", seconds=3)
-        assert it.hear() == [{"type": "sample", "seconds": 3}]
+        assert peer.hear() == [{"type": "sample", "seconds": 3}]
         role.tell("sample", LEADER)
         role.tell("sample", WORKER, only="you")
-        assert it.hear() == [{"type": "sample", "only": "you"}]
-        it.say({"type": "samples", "ranks": [1, 2]}, {"type": "alive"})
-        assert heard.told == [(WORKER, "samples", {"type": "samples", "ranks": [1, 2]})]
+        assert peer.hear() == [{"type": "sample", "only": "you"}]
+        peer.say({"type": "samples", "ranks": [1, 2]}, {"type": "alive"})
+        assert heard.messages == [(WORKER, "samples", {"type": "samples", "ranks": [1, 2]})]
 
 
 @pytest.mark.parametrize("statuses", [(0, 1), (1, 0), (0, 0), (3, 1)])
 def test_a_stopped_job_has_the_status_of_the_first_program_that_failed(
     statuses: tuple[int, int],
 ) -> None:
-    with leader_on_a_loop() as (loop, control, role, heard), joined(loop, control) as it:
+    with leader_on_a_loop() as (loop, control, role, heard), joined(loop, control) as peer:
         role.ready()
-        it.say({"type": "ready"})
+        peer.say({"type": "ready"})
         role.stopping()
         role.ended(Outcome(STOPPED, statuses[0], LEADER, "of the leader"))
-        it.say(
+        peer.say(
             {"type": "ended", "outcome": STOPPED, "status": statuses[1], "cause": "of the worker"}
         )
         until(loop, lambda: heard.outcomes)
@@ -443,10 +451,10 @@ def test_a_stopped_job_has_the_status_of_the_first_program_that_failed(
 
 @pytest.mark.parametrize("age", [10**400, -1, float("nan"), float("inf"), "1", None, True])
 def test_an_age_of_any_kind_is_a_time_before_now(age: Json) -> None:
-    found = read_suspect({"age": age, "ended": age, "evidence": age}, WORKER, 5.0)
-    assert 5.0 - 86400 <= found.at <= 5.0
-    assert 5.0 - 86400 <= found.ended_at <= 5.0
-    assert found.kind is Kind.UNSEEN
+    suspect = read_suspect({"age": age, "ended": age, "evidence": age}, WORKER, 5.0)
+    assert 5.0 - 86400 <= suspect.at <= 5.0
+    assert 5.0 - 86400 <= suspect.ended_at <= 5.0
+    assert suspect.kind is Kind.UNSEEN
 
 
 @pytest.mark.parametrize("kind", [*Kind])
@@ -457,11 +465,17 @@ def test_the_evidence_of_a_rank_survives_the_wire(kind: Kind, ended_at: float) -
 
 
 def test_what_another_host_says_does_nothing_to_a_terminal() -> None:
-    said = "\x1b[2J\x1b]0;owned\x07real\x9b31m \x1b[31mred\x1b[0m\u202e\r\nnext\x00"
-    with leader_on_a_loop() as (loop, control, role, heard), joined(loop, control) as it:
+    hostile_text = "\x1b[2J\x1b]0;owned\x07real\x9b31m \x1b[31mred\x1b[0m\u202e\r\nnext\x00"
+    with leader_on_a_loop() as (loop, control, role, heard), joined(loop, control) as peer:
         role.ready()
-        it.say(
-            {"type": "ended", "outcome": FAILED, "status": 3, "host": "\x1b[2Jx\ny", "cause": said}
+        peer.say(
+            {
+                "type": "ended",
+                "outcome": FAILED,
+                "status": 3,
+                "host": "\x1b[2Jx\ny",
+                "cause": hostile_text,
+            }
         )
         until(loop, lambda: heard.outcomes)
         (outcome,) = heard.outcomes
@@ -471,37 +485,37 @@ def test_what_another_host_says_does_nothing_to_a_terminal() -> None:
 # --- a worker -------------------------------------------------------------------------------------
 def test_a_worker_starts_once_and_not_before_it_is_prepared() -> None:
     with contextlib.ExitStack() as stack:
-        made = FakeLeader(stack)
-        leader = made.let_in(stack)
+        fake_leader = FakeLeader(stack)
+        leader = fake_leader.let_in(stack)
         leader.say({"type": "go"})
-        assert made.heard.said == ["welcome"]
-        made.role.ready()
+        assert fake_leader.heard.calls == ["welcome"]
+        fake_leader.role.ready()
         leader.say({"type": "go"}, {"type": "go"}, {"type": "go"})
-        assert made.heard.said == ["welcome", "go"]
+        assert fake_leader.heard.calls == ["welcome", "go"]
 
 
 def test_a_worker_joins_a_leader_that_starts_anew_before_the_job_does() -> None:
     with contextlib.ExitStack() as stack:
-        made = FakeLeader(stack)
-        first = made.let_in(stack)
-        made.role.ready()
+        leader = FakeLeader(stack)
+        first = leader.let_in(stack)
+        leader.role.ready()
         first.opened.close()
-        again = made.let_in(stack)
+        again = leader.let_in(stack)
         assert again.hear() == [{"type": "ready"}]
         again.say({"type": "go"})
-        assert made.heard.said == ["welcome", "welcome", "go"]
+        assert leader.heard.calls == ["welcome", "welcome", "go"]
         again.opened.close()
-        until(made.loop, lambda: made.heard.outcomes)
-        assert made.heard.outcomes[0].text == f"lost host {LEADER}: it closed the connection"
+        until(leader.loop, lambda: leader.heard.outcomes)
+        assert leader.heard.outcomes[0].text == f"lost host {LEADER}: it closed the connection"
 
 
 def test_a_leader_that_does_not_start_anew_is_lost() -> None:
     with contextlib.ExitStack() as stack:
-        made = FakeLeader(stack, limits=Limits(heartbeat=0.05))
-        made.let_in(stack).opened.close()
-        made.server.close()
-        until(made.loop, lambda: made.heard.outcomes)
-        assert made.heard.outcomes[0].text.startswith(f"lost host {LEADER}: ")
+        leader = FakeLeader(stack, limits=Limits(heartbeat=0.05))
+        leader.let_in(stack).opened.close()
+        leader.server.close()
+        until(leader.loop, lambda: leader.heard.outcomes)
+        assert leader.heard.outcomes[0].text.startswith(f"lost host {LEADER}: ")
 
 
 def test_every_address_of_the_leaders_name_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -517,9 +531,9 @@ def test_every_address_of_the_leaders_name_is_tried(monkeypatch: pytest.MonkeyPa
             *real(*words, **more),
         ]
         monkeypatch.setattr(socket, "getaddrinfo", addresses)
-        made = FakeLeader(stack)
-        made.let_in(stack)
-        assert made.heard.said == ["welcome"]
+        leader = FakeLeader(stack)
+        leader.let_in(stack)
+        assert leader.heard.calls == ["welcome"]
 
 
 def test_a_worker_with_another_secret_ends_soon_and_says_why(
@@ -544,9 +558,7 @@ def test_a_worker_with_another_secret_ends_soon_and_says_why(
 
 # --- outages --------------------------------------------------------------------------------------
 class Relay:
-    """What lies between two hosts: forwards connections, until it is told to
-    swallow what they say.
-    """
+    """A relay between two hosts: forwards connections, until it is told to swallow their data."""
 
     def __init__(self, loop: Loop, port: int, stack: contextlib.ExitStack) -> None:
         self.loop, self.port, self.stack = loop, port, stack
@@ -581,14 +593,15 @@ class Relay:
             there.shutdown(socket.SHUT_RDWR)
 
     def stall(self, *, both: bool = True) -> None:
-        """Swallow what the present connections say, or only their way to the leader.
+        """Swallow the data of the present connections, or only of their way to the leader.
 
         New ones are forwarded.
         """
-        self.stalled.update(self.open if both else self.open[::2])
+        connections = self.open if both else self.open[::2]
+        self.stalled.update(connections)
 
     def heal(self) -> None:
-        """Forward again, also what was said meanwhile."""
+        """Forward again, also the data from meanwhile."""
         for here, there in zip(self.open[::2], self.open[1::2], strict=True):
             for one, other in ((here, there), (there, here)):
                 if one in self.stalled and one.fileno() >= 0:
@@ -598,8 +611,9 @@ class Relay:
 
 @pytest.mark.parametrize("both", [True, False])
 def test_a_connection_that_stays_silent_after_an_outage_ends_nothing(both: bool) -> None:
-    """As the kernel's is, whose tries to send again get rarer: questions on fresh connections are
-    signs of life, for both sides, and what was sent meanwhile comes when the connection does.
+    """Keep a connection silent as the kernel's is, whose tries to send again get rarer: questions
+    on fresh connections are signs of life, for both sides, and the messages from meanwhile come
+    when the connection does.
     """
     limits = Limits(heartbeat=1.2)
     with contextlib.ExitStack() as stack:
@@ -616,22 +630,22 @@ def test_a_connection_that_stays_silent_after_an_outage_ends_nothing(both: bool)
         )
         stack.callback(worker.close)
         worker.begin()
-        until(loop, lambda: heard.said)
+        until(loop, lambda: heard.calls)
         worker.ready()
         leader.ready()
-        until(loop, lambda: heard.said == ["welcome", "go"])
+        until(loop, lambda: heard.calls == ["welcome", "go"])
         between.stall(both=both)
         leader.tell("one")
         worker.tell("two")
         in_turns(loop, 2.0)
-        assert (heard.outcomes, at_leader.outcomes, len(heard.told), at_leader.told) == (
+        assert (heard.outcomes, at_leader.outcomes, len(heard.messages), at_leader.messages) == (
             [],
             [],
             not both,
             [],
         )
         between.heal()
-        until(loop, lambda: heard.told and at_leader.told)
+        until(loop, lambda: heard.messages and at_leader.messages)
         between.stall()
         between.server.close()  # now nothing gets through
         loop.unwatch(between.server)
@@ -643,10 +657,10 @@ def test_a_connection_that_stays_silent_after_an_outage_ends_nothing(both: bool)
 def test_a_sign_of_life_beside_the_connection_counts_once_and_only_from_the_host_itself() -> None:
     with (
         leader_on_a_loop(limits=Limits(heartbeat=0.3)) as (loop, control, role, heard),
-        joined(loop, control) as it,
+        joined(loop, control) as peer,
     ):
         role.ready()
-        it.say({"type": "ready"})
+        peer.say({"type": "ready"})
 
         def ask(count: int, shown: str) -> bytes:
             with socket.create_connection((LEADER, control.port)) as probe:
@@ -659,10 +673,10 @@ def test_a_sign_of_life_beside_the_connection_counts_once_and_only_from_the_host
                 send(probe, encode([message]))
                 return receive(loop, probe)
 
-        assert b'"probe"' in ask(1, it.seal.probe(1))
+        assert b'"probe"' in ask(1, peer.seal.probe(1))
         for count, shown in (
-            (1, it.seal.probe(1)),
-            (2, it.seal.probe(1)),
+            (1, peer.seal.probe(1)),
+            (2, peer.seal.probe(1)),
             (3, ""),
             (4, Seal(bytes(32), WORKERS).probe(4)),
         ):
@@ -694,10 +708,10 @@ def test_strangers_have_bounded_room_and_the_newcomer_gets_in() -> None:
 
 
 def test_a_leader_of_many_hosts_may_open_as_many_connections() -> None:
-    kept = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limits_before = resource.getrlimit(resource.RLIMIT_NOFILE)
     many = tuple(f"algo-{number}" for number in range(1, 2001))
     loop, heard = Loop(), Heard()
-    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, kept[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, limits_before[1]))
     try:
         role = Leader(
             loop,
@@ -707,10 +721,10 @@ def test_a_leader_of_many_hosts_may_open_as_many_connections() -> None:
             heard.events(),
         )
         role.begin()
-        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= min(2000 + ROOM, kept[1])
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= min(2000 + ROOM, limits_before[1])
         role.close()
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, kept)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits_before)
         loop.close()
 
 
@@ -719,8 +733,8 @@ def test_the_log_names_a_few_strangers_and_then_says_that_it_stops() -> None:
         for number in range(40):
             with socket.create_connection(
                 (LEADER, control.port), source_address=(f"127.0.1.{number + 1}", 0)
-            ) as it:
-                send(it, b"hello\n")
+            ) as connection:
+                send(connection, b"hello\n")
                 in_turns(loop, 0.005)
         dropped = [line for line in heard.log if "dropped" in line]
         assert len(dropped) == 6
@@ -734,9 +748,9 @@ def test_a_host_that_restarts_before_the_start_may_join_again() -> None:
             pass
         until(loop, lambda: "left before the start" in heard.log[-1])
         assert heard.outcomes == []
-        with joined(loop, control) as it:
-            it.say({"type": "ready"})
-            assert heard.said == ["welcome", "go"]
+        with joined(loop, control) as peer:
+            peer.say({"type": "ready"})
+            assert heard.calls == ["welcome", "go"]
         in_turns(loop)
         # After the start a host that leaves is lost, and lost it stays.
         assert [(outcome.kind, outcome.host) for outcome in heard.outcomes] == [(FAILED, WORKER)]
@@ -761,7 +775,7 @@ def test_a_job_that_may_lose_hosts_starts_without_one_that_never_came() -> None:
     ):
         role.ready()
         in_turns(loop, 0.1)
-        assert heard.said == ["welcome", "go"]
+        assert heard.calls == ["welcome", "go"]
         assert (
             f"lost host {WORKER}: did not join within 0.05 s; going on with 1 of 2 hosts"
             in heard.log
@@ -782,7 +796,7 @@ def test_a_job_that_may_lose_hosts_starts_without_one_that_is_never_prepared() -
         role.ready()
         with joined(loop, control):
             in_turns(loop, 0.1)
-            assert heard.said == ["welcome", "go"]
+            assert heard.calls == ["welcome", "go"]
             assert "were not prepared" not in "".join(outcome.text for outcome in heard.outcomes)
 
 
@@ -803,7 +817,7 @@ def hosts(
     """
     shared = {"TRAINWORKS_CONTROL_PORT": str(free_port()), **(variables or {})}
     with contextlib.ExitStack() as stack:
-        made = []
+        launchers = []
         for host in started or names:
             config: dict[str, Json] = {
                 "hosts": list(names),
@@ -812,15 +826,17 @@ def hosts(
             }
             write_inputs(tmp_path / host, script, hyperparameters or {}, config)
             environment_ = {**shared, **(own or {}).get(host, {})}
-            made.append(stack.enter_context(Launcher(tmp_path / host, variables=environment_)))
-        yield tuple(made)
+            launchers.append(stack.enter_context(Launcher(tmp_path / host, variables=environment_)))
+        yield tuple(launchers)
 
 
 def test_hosts_with_the_secret_join_and_ranks_do_not_see_it(tmp_path: Path) -> None:
     script = "import os; print('names', sorted(name for name in os.environ if 'SECRET' in name))"
-    with hosts(tmp_path, script, variables={"TRAINWORKS_JOB_SECRET": SECRET}) as made:
-        assert [launcher.wait() for launcher in made] == [0, 0], made[0].text + made[1].text
-    for launcher in made:
+    with hosts(tmp_path, script, variables={"TRAINWORKS_JOB_SECRET": SECRET}) as launchers:
+        assert [launcher.wait() for launcher in launchers] == [0, 0], (
+            launchers[0].text + launchers[1].text
+        )
+    for launcher in launchers:
         assert "names []" in launcher.text
         assert SECRET not in launcher.text
 
@@ -895,7 +911,7 @@ def test_a_host_joins_while_strangers_flood_the_port(tmp_path: Path) -> None:
         (leader,) = stack.enter_context(hosts(tmp_path, "", started=(LEADER,), variables=variables))
         leader.read_until("waiting for")
         worker: Launcher | None = None
-        kept: list[socket.socket] = []
+        connections: list[socket.socket] = []
         for number in range(2000):
             with contextlib.suppress(OSError):
                 opened = socket.create_connection(
@@ -904,19 +920,19 @@ def test_a_host_joins_while_strangers_flood_the_port(tmp_path: Path) -> None:
                 opened.setblocking(False)
                 with contextlib.suppress(OSError):
                     opened.send(GARBAGE[number % len(GARBAGE)])
-                kept.append(opened)
-            for old in kept[-30:]:
+                connections.append(opened)
+            for old in connections[-30:]:
                 with contextlib.suppress(OSError):
                     old.send(b" ")  # slowly on and on
-            if len(kept) > 600:
-                kept.pop(0).close()
+            if len(connections) > 600:
+                connections.pop(0).close()
             if number == 500:
                 (worker,) = stack.enter_context(
                     hosts(tmp_path, "", started=(WORKER,), variables=variables)
                 )
         assert worker is not None
         assert (leader.wait(), worker.wait()) == (0, 0), leader.text + worker.text
-        for opened in kept:
+        for opened in connections:
             opened.close()
     lines = leader.text.splitlines()
     assert sum("127.9.9.9" in line for line in lines) == 1
@@ -981,7 +997,7 @@ def elastic_job(
     manifest = write_manifest(
         tmp_path / "image.json", {"python": sys.executable, "torchrun": str(torchrun)}
     )
-    asked: dict[str, Json] = {
+    hyperparameters: dict[str, Json] = {
         "sagemaker_torch_distributed_enabled": "true",
         "sagemaker_torch_distributed_min_hosts": str(minimum),
     }
@@ -993,11 +1009,15 @@ def elastic_job(
     }
     script = "import signal; print('rank runs', flush=True); signal.pause()"
     with hosts(
-        tmp_path, script, names=(LEADER, WORKER, THIRD), hyperparameters=asked, variables=variables
-    ) as made:
-        for launcher in made:
+        tmp_path,
+        script,
+        names=(LEADER, WORKER, THIRD),
+        hyperparameters=hyperparameters,
+        variables=variables,
+    ) as elastic_launchers:
+        for launcher in elastic_launchers:
             launcher.read_until("rank runs")
-        yield made
+        yield elastic_launchers
 
 
 def test_a_job_goes_on_without_a_lost_host_and_says_so(tmp_path: Path) -> None:
@@ -1045,11 +1065,11 @@ def test_a_lost_host_that_is_started_again_is_told(tmp_path: Path) -> None:
 
 
 def test_a_job_of_too_few_hosts_ends(tmp_path: Path) -> None:
-    with elastic_job(tmp_path, 3) as made:
-        made[2].process.kill()
-        assert [launcher.wait() for launcher in made[:2]] == [66, 66]
-    assert made[1].failure.startswith(f"lost host {THIRD}: ")
-    assert time.monotonic() - made[0].started < TIME_OUT
+    with elastic_job(tmp_path, 3) as launchers:
+        launchers[2].process.kill()
+        assert [launcher.wait() for launcher in launchers[:2]] == [66, 66]
+    assert launchers[1].failure.startswith(f"lost host {THIRD}: ")
+    assert time.monotonic() - launchers[0].started < TIME_OUT
 
 
 # --- launchers of other versions ------------------------------------------------------------------
@@ -1075,8 +1095,8 @@ def test_a_worker_says_that_the_leader_has_an_older_launcher() -> None:
     with contextlib.ExitStack() as stack:
         fake = FakeLeader(stack)
         opened = fake.accept(stack)
-        (asked,) = Decoder().feed(receive(fake.loop, opened))
-        assert asked["protocol"] == PROTOCOL
+        (message,) = Decoder().feed(receive(fake.loop, opened))
+        assert message["protocol"] == PROTOCOL
         # As an older leader answers, whose proof covers something else.
         send(
             opened,
@@ -1101,11 +1121,20 @@ def test_two_leaders_need_the_secret_to_end_each_other() -> None:
             )
             (answer,) = Decoder().feed(receive(loop, opened))
             assert answer["type"] == "leads"
-            said = handshake.Transcript(identity.as_text(JOB), "other", nonce, str(answer["nonce"]))
-            assert handshake.is_proof(SECRET, LEADERS, said, answer["proof"])
+            proof_transcript = handshake.Transcript(
+                identity.as_text(JOB), "other", nonce, str(answer["nonce"])
+            )
+            assert handshake.is_proof(SECRET, LEADERS, proof_transcript, answer["proof"])
             send(
                 opened,
-                encode([{"type": "leads", "proof": handshake.make_proof("guess", WORKERS, said)}]),
+                encode(
+                    [
+                        {
+                            "type": "leads",
+                            "proof": handshake.make_proof("guess", WORKERS, proof_transcript),
+                        }
+                    ]
+                ),
             )
             until(loop, lambda: any("dropped a connection" in line for line in heard.log))
         assert role.phase == 0
@@ -1117,10 +1146,19 @@ def test_two_leaders_need_the_secret_to_end_each_other() -> None:
                 encode([{"type": "leads", "host": "other", "job": dict(JOB), "nonce": nonce}]),
             )
             (answer,) = Decoder().feed(receive(loop, opened))
-            said = handshake.Transcript(identity.as_text(JOB), "other", nonce, str(answer["nonce"]))
+            proof_transcript = handshake.Transcript(
+                identity.as_text(JOB), "other", nonce, str(answer["nonce"])
+            )
             send(
                 opened,
-                encode([{"type": "leads", "proof": handshake.make_proof(SECRET, WORKERS, said)}]),
+                encode(
+                    [
+                        {
+                            "type": "leads",
+                            "proof": handshake.make_proof(SECRET, WORKERS, proof_transcript),
+                        }
+                    ]
+                ),
             )
             until(loop, lambda: heard.outcomes)
     assert heard.outcomes[0].cause.startswith(

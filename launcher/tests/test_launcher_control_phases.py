@@ -1,5 +1,5 @@
-"""The phases of the control channel's two ends: what each event does in each of
-them, to real roles on loopback.
+"""Test the phases of the control channel's two ends: the effect of each event in each of them, on
+real roles on loopback.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ TABLES: tuple[Table[IntEnum], ...] = (phases.LEADER, phases.WORKER, phases.SEARC
 
 
 def read(matrix: str) -> Iterator[tuple[str, str, str, list[str]]]:
-    """Yield (event, phase, next phase, what the supervisor hears) of each cell of a table.
+    """Yield (event, phase, next phase, messages to the supervisor) of each cell of a table.
 
     "." is left out.
 
-    A cell is the next phase, "-" if it stays, and after a "+" what is heard.
-    "error" is an error of the program.
+    A cell is the next phase, "-" if it stays, and after a "+" the messages. "error" is an error of
+    the program.
     """
     heading, *rows = (line for line in matrix.splitlines() if line.strip())
     for row in rows:
@@ -71,25 +71,27 @@ def test_every_phase_is_reached_and_leads_to_the_last_one(table: Table[IntEnum])
     assert not table[last]
 
     def reached(phase: IntEnum) -> set[IntEnum]:
-        found, new = {phase}, {phase}
+        reached_phases, new = {phase}, {phase}
         while new:
-            new = {follows for one in new for follows in table[one].values()} - found
-            found |= new
-        return found
+            new = {
+                follows for new_phase in new for follows in table[new_phase].values()
+            } - reached_phases
+            reached_phases |= new
+        return reached_phases
 
     assert reached(first) == set(table)
     assert all(last in reached(phase) for phase in table)
 
 
 def test_what_does_not_count_changes_nothing_and_what_must_count_is_an_error() -> None:
-    made = Phases(phases.LEADER)
-    assert not made.take("leave")
-    assert made.now.name == "GATHERING"
+    leader_phases = Phases(phases.LEADER)
+    assert not leader_phases.take("leave")
+    assert leader_phases.now.name == "GATHERING"
     with pytest.raises(RuntimeError, match="LeaderPhase: no 'leave' in phase GATHERING"):
-        made.must("leave")
-    assert made.take("stopping")
-    assert not made.take("go")
-    assert made.now.name == "STOPPING"
+        leader_phases.must("leave")
+    assert leader_phases.take("stopping")
+    assert not leader_phases.take("go")
+    assert leader_phases.now.name == "STOPPING"
 
 
 # --- the leader -----------------------------------------------------------------------------------
@@ -129,18 +131,18 @@ def bring_leader(phase: str, role: Leader, peer: Peer) -> None:
     assert role.phase.name == phase
 
 
-def wait_for_what_was_said(peer: Peer, port: int, heard: Heard) -> None:
-    """Let a stranger come: when the leader has dropped it, it has read what the
-    others said before.
+def wait_until_read(peer: Peer, port: int, heard: Heard) -> None:
+    """Let a stranger come: when the leader has dropped it, it has read the messages of the others
+    from before.
     """
     with socket.create_connection((LEADER, port)) as stranger:
         send(stranger, b"hello\n")
         until(peer.loop, lambda: "dropped a connection" in "".join(heard.log))
 
 
-@pytest.mark.parametrize(("event", "phase", "follows", "said"), list(read(OF_LEADER)))
+@pytest.mark.parametrize(("event", "phase", "follows", "messages"), list(read(OF_LEADER)))
 def test_what_an_event_does_to_the_leader(
-    event: str, phase: str, follows: str, said: list[str]
+    event: str, phase: str, follows: str, messages: list[str]
 ) -> None:
     hosts = (LEADER, WORKER, THIRD) if phase == "LINGERING" else (LEADER, WORKER)
     calls: Mapping[str, Callable[[Leader], None]] = {
@@ -156,7 +158,7 @@ def test_what_an_event_does_to_the_leader(
         joined(loop, control) as peer,
     ):
         bring_leader(phase, role, peer)
-        before = len(heard.said)
+        before = len(heard.calls)
         if follows == "error":
             with pytest.raises(RuntimeError, match=f"no 'leave' in phase {phase}"):
                 calls[event](role)
@@ -167,9 +169,9 @@ def test_what_an_event_does_to_the_leader(
             peer.opened.close()
         else:
             peer.say(dict(MESSAGES.get(event, {"type": event})))
-        wait_for_what_was_said(peer, control.port, heard)
+        wait_until_read(peer, control.port, heard)
         assert role.phase.name == follows
-        assert [one.replace(" ", "_") for one in heard.said[before:]] == said
+        assert [call.replace(" ", "_") for call in heard.calls[before:]] == messages
 
 
 # --- the worker -----------------------------------------------------------------------------------
@@ -192,32 +194,35 @@ own leave       error     error      error      error      LEAVING   error
 """
 
 
-def bring_worker(phase: str, made: FakeLeader, peer: Peer | None) -> None:
+def bring_worker(phase: str, leader: FakeLeader, peer: Peer | None) -> None:
     """Bring a worker to a phase; its leader has let it in but for the first one."""
-    role = made.role
+    role = leader.role
     if peer is not None and phase != "PREPARING":
         role.ready()
     if peer is not None and phase in ("BOUND", "FINISHED", "LEAVING"):
-        say(made, peer, {"type": "go"})
+        say(leader, peer, {"type": "go"})
     if peer is not None and phase in ("FINISHED", "LEAVING"):
-        say(made, peer, dict(MESSAGES["finish"]))
+        say(leader, peer, dict(MESSAGES["finish"]))
     if phase == "LEAVING":
         role.leave()
     assert role.phase.name == phase
 
 
-def say(made: FakeLeader, peer: Peer, message: dict[str, Json]) -> None:
-    """Say something to a worker, and wait until it has read it: what the
-    channel does not know comes to `told`.
+def say(leader: FakeLeader, peer: Peer, message: dict[str, Json]) -> None:
+    """Send a message to a worker, and wait until it has read it: a kind that the channel does not
+    know comes to `told`.
     """
-    told = len(made.heard.told)
+    heard_before = len(leader.heard.messages)
     peer.say(message, {"type": "mark"})
-    until(made.loop, lambda: any(kind == "mark" for _, kind, _ in made.heard.told[told:]))
+    until(
+        leader.loop,
+        lambda: any(kind == "mark" for _, kind, _ in leader.heard.messages[heard_before:]),
+    )
 
 
-@pytest.mark.parametrize(("event", "phase", "follows", "said"), list(read(OF_WORKER)))
+@pytest.mark.parametrize(("event", "phase", "follows", "messages"), list(read(OF_WORKER)))
 def test_what_an_event_does_to_a_worker(
-    event: str, phase: str, follows: str, said: list[str]
+    event: str, phase: str, follows: str, messages: list[str]
 ) -> None:
     calls: Mapping[str, Callable[[Worker], None]] = {
         "own ready": lambda role: role.ready(),
@@ -228,26 +233,26 @@ def test_what_an_event_does_to_a_worker(
         "own leave": lambda role: role.leave(),
     }
     with contextlib.ExitStack() as stack:
-        made = FakeLeader(stack)
+        leader = FakeLeader(stack)
         peer = None
         if phase != "JOINING":
-            peer = made.let_in(stack)
-            until(made.loop, lambda: made.heard.said == ["welcome"])
-        bring_worker(phase, made, peer)
-        before = len(made.heard.said)
+            peer = leader.let_in(stack)
+            until(leader.loop, lambda: leader.heard.calls == ["welcome"])
+        bring_worker(phase, leader, peer)
+        before = len(leader.heard.calls)
         if follows == "error":
             with pytest.raises(RuntimeError, match=f"no 'leave' in phase {phase}"):
-                calls[event](made.role)
+                calls[event](leader.role)
             return
         if event in calls:
-            calls[event](made.role)
+            calls[event](leader.role)
         elif peer is not None and event == "closed":
             peer.opened.close()
-            until(made.loop, lambda: made.role.phase is WorkerPhase[follows])
+            until(leader.loop, lambda: leader.role.phase is WorkerPhase[follows])
         elif peer is not None:
-            say(made, peer, dict(MESSAGES.get(event, {"type": event})))
-        assert made.role.phase.name == follows
-        assert made.heard.said[before:] == said
+            say(leader, peer, dict(MESSAGES.get(event, {"type": event})))
+        assert leader.role.phase.name == follows
+        assert leader.heard.calls[before:] == messages
 
 
 # --- the search -----------------------------------------------------------------------------------
@@ -269,46 +274,46 @@ def test_what_a_leader_may_say_before_it_has_let_a_worker_in(
 ) -> None:
     message = dict(MESSAGES.get(event, {"type": event}))
     with contextlib.ExitStack() as stack:
-        made = FakeLeader(stack)
+        leader = FakeLeader(stack)
         if phase == "ASKED":
-            opened = made.accept(stack)
-            assert b'"join"' in receive(made.loop, opened)
+            opened = leader.accept(stack)
+            assert b'"join"' in receive(leader.loop, opened)
             send(opened, encode([message]))
         else:
-            peer = made.prove(stack)
+            peer = leader.prove(stack)
             opened = peer.opened
             peer.say(message)
         if follows not in ("dropped", "kept"):
-            until(made.loop, lambda: made.role.phase is WorkerPhase[follows])
+            until(leader.loop, lambda: leader.role.phase is WorkerPhase[follows])
             return
         if follows == "kept":
             opened.close()
-        until(made.loop, lambda: made.heard.log)
-        (line,) = made.heard.log
+        until(leader.loop, lambda: leader.heard.log)
+        (line,) = leader.heard.log
         assert "does not let this host in yet: " in line
         assert "did not answer" not in line, "it went by the time, not by the message"
         if follows == "dropped":
-            made.accept(stack)  # and it tries again
-        assert made.role.phase is WorkerPhase.JOINING
+            leader.accept(stack)  # and it tries again
+        assert leader.role.phase is WorkerPhase.JOINING
 
 
 def test_a_worker_that_ended_without_a_leader_is_let_in_by_none() -> None:
-    """Else it would prepare a host whose part in the job is over."""
+    """Refuse the worker: else it would prepare a host whose part in the job is over."""
     with contextlib.ExitStack() as stack:
-        made = FakeLeader(stack)
-        peer = made.prove(stack)
-        made.role.ended(BADLY)
-        assert made.heard.outcomes == [BADLY]
+        leader = FakeLeader(stack)
+        peer = leader.prove(stack)
+        leader.role.ended(BADLY)
+        assert leader.heard.outcomes == [BADLY]
         with contextlib.suppress(OSError):
             peer.say({"type": "welcome"})
-        assert receive(made.loop, peer.opened) == b""
-        assert made.heard.said == []
+        assert receive(leader.loop, peer.opened) == b""
+        assert leader.heard.calls == []
 
 
 def test_a_worker_tells_the_leader_that_lets_it_in_what_happened_before() -> None:
     with contextlib.ExitStack() as stack:
-        made = FakeLeader(stack)
-        made.role.stopping()
-        peer = made.let_in(stack)
+        leader = FakeLeader(stack)
+        leader.role.stopping()
+        peer = leader.let_in(stack)
         assert peer.hear() == [{"type": "stopping"}]
-        assert made.role.phase is WorkerPhase.BOUND
+        assert leader.role.phase is WorkerPhase.BOUND

@@ -1,5 +1,5 @@
-"""Devices are what this container may open, and what a user sets is held to
-them as what the launcher sets is.
+"""Test that devices are those that this container may open, and that a user's settings are held to
+them as the launcher's own are.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def test_the_limit_of_locked_memory_does_not_hold_for_everybody(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("usable", "closed", "locked", "said"),
+    ("usable", "closed", "locked", "message"),
     [
         ((), NAMES, None, "the container can open none of its devices"),
         (NAMES, (), 65536, "only 64 KiB of memory may be locked"),
@@ -106,36 +106,38 @@ def test_the_limit_of_locked_memory_does_not_hold_for_everybody(tmp_path: Path) 
     ],
 )
 def test_without_devices_and_memory_efa_is_not_asked_for(
-    usable: tuple[str, ...], closed: tuple[str, ...], locked: int | None, said: str
+    usable: tuple[str, ...], closed: tuple[str, ...], locked: int | None, message: str
 ) -> None:
-    here = NO_GPU._replace(efa=usable, closed_efa=closed, locked_memory=locked)
+    host_devices = NO_GPU._replace(efa=usable, closed_efa=closed, locked_memory=locked)
     for hosts in ((), ("algo-1", "algo-2")):
-        made = plan(environment(hosts=hosts, instance_type="ml.fast.xlarge", devices=here))
-        assert ("FI_PROVIDER" in made.env) is (not said)
+        node_plan = plan(
+            environment(hosts=hosts, instance_type="ml.fast.xlarge", devices=host_devices)
+        )
+        assert ("FI_PROVIDER" in node_plan.env) is (not message)
         lines = [
             line
-            for line in made.warnings
+            for line in node_plan.warnings
             if "EFA" in line and "plugin" not in line and "ofi" not in line
         ]
-        assert len(lines) == bool(said), lines
-        assert said in "".join(lines)
+        assert len(lines) == bool(message), lines
+        assert message in "".join(lines)
 
 
 def test_a_user_cannot_ask_for_what_the_host_has_not() -> None:
     rdma = {"FI_EFA_USE_DEVICE_RDMA": "1"}
-    here = choose_fabric(manifest(), EFA, "ml.fabric.xlarge", 1, rdma)
+    fabric = choose_fabric(manifest(), EFA, "ml.fabric.xlarge", 1, rdma)
     why = "the EFA devices of ml.fabric.xlarge do not read remote memory: libfabric aborts"
-    assert here.warnings == (f"left out FI_EFA_USE_DEVICE_RDMA=1: {why}",)
+    assert fabric.warnings == (f"left out FI_EFA_USE_DEVICE_RDMA=1: {why}",)
     # Of an image whose libfabric needs no such variable, and still aborts.
     newer = manifest()._replace(fabric=())
-    assert choose_fabric(newer, EFA, "ml.fabric.xlarge", 1, rdma).warnings == here.warnings
+    assert choose_fabric(newer, EFA, "ml.fabric.xlarge", 1, rdma).warnings == fabric.warnings
     for kind, value in (
         ("ml.fast.xlarge", "1"),
         ("ml.unknown.xlarge", "1"),
         ("ml.fabric.xlarge", "0"),
     ):
-        given = {"FI_EFA_USE_DEVICE_RDMA": value}
-        assert choose_fabric(manifest(), EFA, kind, 1, given).warnings == ()
+        variables = {"FI_EFA_USE_DEVICE_RDMA": value}
+        assert choose_fabric(manifest(), EFA, kind, 1, variables).warnings == ()
     for closed in ((), ("efa_0",)):
         without = choose_fabric(
             manifest(), Devices(closed_efa=closed), "local", 1, {"FI_PROVIDER": "efa"}
@@ -156,26 +158,26 @@ def test_what_is_left_out_reaches_no_process(
     (tmp_path / "train.py").write_text(
         "import os; print('rdma', os.environ.get('FI_EFA_USE_DEVICE_RDMA'))"
     )
-    made = environment(
+    job_environment = environment(
         hosts=("algo-1",),
         instance_type="ml.fabric.xlarge",
         base_directory=str(tmp_path),
         variables={"PATH": "/usr/bin:/bin", "FI_EFA_USE_DEVICE_RDMA": "1"},
         devices=NO_GPU._replace(efa=("efa_0",)),
     )
-    made = made._replace(
-        code=made.code._replace(directory=str(tmp_path), entries=("train.py",)),
-        programs={**made.programs, "python": shutil.which("python3") or ""},
+    job_environment = job_environment._replace(
+        code=job_environment.code._replace(directory=str(tmp_path), entries=("train.py",)),
+        programs={**job_environment.programs, "python": shutil.which("python3") or ""},
     )
-    planned = plan(made)
+    planned = plan(job_environment)
     assert planned.left_out == ("FI_EFA_USE_DEVICE_RDMA",)
-    assert supervisor.run_plan(planned._replace(checks=None), made) == 0
+    assert supervisor.run_plan(planned._replace(checks=None), job_environment) == 0
     assert "rdma None" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("option", ["-x FI_EFA_USE_DEVICE_RDMA=1", "-x FI_EFA_USE_DEVICE_RDMA"])
 def test_what_is_left_out_is_not_on_mpiruns_line(option: str) -> None:
-    made = plan(
+    node_plan = plan(
         environment(
             {
                 "sagemaker_mpi_enabled": True,
@@ -187,10 +189,11 @@ def test_what_is_left_out_is_not_on_mpiruns_line(option: str) -> None:
             devices=NO_GPU._replace(efa=("efa_0",), gpus=4),
         )
     )
-    assert "FI_EFA_USE_DEVICE_RDMA" not in " ".join(made.argv)
-    assert "KEPT=1" in made.argv
+    assert "FI_EFA_USE_DEVICE_RDMA" not in " ".join(node_plan.argv)
+    assert "KEPT=1" in node_plan.argv
     assert any(
-        line.startswith("left out") and "FI_EFA_USE_DEVICE_RDMA" in line for line in made.warnings
+        line.startswith("left out") and "FI_EFA_USE_DEVICE_RDMA" in line
+        for line in node_plan.warnings
     )
 
 
@@ -213,8 +216,8 @@ def test_what_is_left_out_is_not_on_mpiruns_line(option: str) -> None:
 def test_gpus_that_are_visible(
     value: str | None, count: int | None, visible: tuple[str, ...] | None
 ) -> None:
-    given = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
-    assert platforms.visible_gpus(given, count) == visible
+    variables = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
+    assert platforms.visible_gpus(variables, count) == visible
 
 
 @pytest.mark.parametrize(
@@ -236,10 +239,14 @@ def test_visible_gpus_are_counted_once_for_every_platform(variables: dict[str, s
 
 
 def test_no_visible_gpu_is_not_the_instance_types_number() -> None:
-    here = Devices(gpus=0, visible_gpus=())
-    asked = {"sagemaker_torch_distributed_enabled": True}
-    made = plan(environment(asked, hosts=("algo-1",), instance_type="ml.fast.xlarge", devices=here))
-    assert "--nproc-per-node=1" in made.argv
+    host_devices = Devices(gpus=0, visible_gpus=())
+    hyperparameters = {"sagemaker_torch_distributed_enabled": True}
+    node_plan = plan(
+        environment(
+            hyperparameters, hosts=("algo-1",), instance_type="ml.fast.xlarge", devices=host_devices
+        )
+    )
+    assert "--nproc-per-node=1" in node_plan.argv
 
 
 def test_only_gpus_that_the_job_uses_are_judged() -> None:
@@ -254,16 +261,18 @@ def test_only_gpus_that_the_job_uses_are_judged() -> None:
 
 
 def test_gpus_that_were_left_out_on_purpose_are_not_missed() -> None:
-    here = Devices(gpus=1, visible_gpus=("0",))
-    job = make_job(environment(hosts=("algo-1",), instance_type="ml.fast.xlarge", devices=here))
-    asked = checks_of(job.environment, job.placement, job.network)
-    assert asked is not None
-    assert (asked.gpus, asked.row_gpus, asked.visible_gpus) == (1, 0, ("0",))
+    host_devices = Devices(gpus=1, visible_gpus=("0",))
+    job = make_job(
+        environment(hosts=("algo-1",), instance_type="ml.fast.xlarge", devices=host_devices)
+    )
+    checks = checks_of(job.environment, job.placement, job.network)
+    assert checks is not None
+    assert (checks.gpus, checks.row_gpus, checks.visible_gpus) == (1, 0, ("0",))
 
 
 # --- NUMA -----------------------------------------------------------------------------------------
 class Sockets(NamedTuple):
-    """A host's own listing of its GPUs and NUMA nodes, and what this process may use."""
+    """A host's own listing of its GPUs and NUMA nodes, and the part that this process may use."""
 
     gpu_nodes: Sequence[str | None] = ("0", "0", "1", "1")
     cpu_lists: Sequence[str] = ("0-1,4", "2-3")
@@ -274,7 +283,7 @@ class Sockets(NamedTuple):
 
 
 def nodes_on(root: Path, host: Sockets) -> tuple[int, ...]:
-    """What the launcher finds on such a host."""
+    """Return the launcher's findings on such a host."""
     for number, cpus in enumerate(host.cpu_lists):
         node = root / f"sys/devices/system/node/node{number}"
         node.mkdir(parents=True)
@@ -319,7 +328,7 @@ def test_gpus_of_two_nodes(tmp_path: Path, host: Sockets, nodes: tuple[int, ...]
     "host",
     [
         Sockets(cpu_lists=("0-4",), gpu_nodes=("0",) * 4),
-        Sockets(gpu_nodes=("0", "0", "0", "0")),  # the CPUs of the other node would be nobody's
+        Sockets(gpu_nodes=("0", "0", "0", "0")),  # the CPUs of the other node would be unused
         Sockets(gpu_nodes=("-1", "-1", "-1", "-1")),  # torch takes node 0 for all of them
         Sockets(gpu_nodes=("0", "0", "1", "-1")),
         Sockets(gpu_nodes=("0", "0", "1", None)),  # torch ends the job: no such file
@@ -347,7 +356,7 @@ TORCHRUN = {"sagemaker_torch_distributed_enabled": True}
 
 
 @pytest.mark.parametrize(
-    ("torch", "variable", "found", "more", "words"),
+    ("torch", "variable", "host_devices", "more", "words"),
     [
         ("2.9.0", None, TWO_SOCKETS, {}, ["--numa-binding=node"]),
         ("2.13.0", "auto", TWO_SOCKETS, {}, ["--numa-binding=node"]),
@@ -362,13 +371,16 @@ TORCHRUN = {"sagemaker_torch_distributed_enabled": True}
     ],
 )
 def test_ranks_of_torchrun_are_bound_to_the_cpus_near_their_gpu(
-    torch: str, variable: str | None, found: Devices, more: dict[str, Json], words: list[str]
+    torch: str, variable: str | None, host_devices: Devices, more: dict[str, Json], words: list[str]
 ) -> None:
-    given = {} if variable is None else {"TRAINWORKS_NUMA_BINDING": variable}
-    image = manifest()._replace(components={"torch": torch} if torch else {})
-    made = plan(environment({**TORCHRUN, **more}, devices=found, variables=given, manifest=image))
-    assert [word for word in made.argv if "numa" in word] == words
-    assert [row.value for row in explain(made, given) if row.name == "--numa-binding"] == [
+    variables = {} if variable is None else {"TRAINWORKS_NUMA_BINDING": variable}
+    components = {"torch": torch} if torch else {}
+    image = manifest()._replace(components=components)
+    node_plan = plan(
+        environment({**TORCHRUN, **more}, devices=host_devices, variables=variables, manifest=image)
+    )
+    assert [word for word in node_plan.argv if "numa" in word] == words
+    assert [row.value for row in explain(node_plan, variables) if row.name == "--numa-binding"] == [
         word.partition("=")[2] for word in words
     ]
 
@@ -376,9 +388,9 @@ def test_ranks_of_torchrun_are_bound_to_the_cpus_near_their_gpu(
 @pytest.mark.parametrize(("torch", "variable"), [("2.8.1", "node"), ("2.15.0", "sockets")])
 def test_a_binding_that_cannot_be_is_refused(torch: str, variable: str) -> None:
     image = manifest()._replace(components={"torch": torch})
-    given = {"TRAINWORKS_NUMA_BINDING": variable}
+    variables = {"TRAINWORKS_NUMA_BINDING": variable}
     with pytest.raises(RefusalError, match="TRAINWORKS_NUMA_BINDING"):
-        plan(environment(TORCHRUN, devices=TWO_SOCKETS, variables=given, manifest=image))
+        plan(environment(TORCHRUN, devices=TWO_SOCKETS, variables=variables, manifest=image))
 
 
 # --- CPU limits -----------------------------------------------------------------------------------
@@ -430,7 +442,7 @@ LIMITED = Devices(gpus=0, cpus=3, interfaces=("eth0", "lo"), cpus_limited=True)
 
 
 @pytest.mark.parametrize(
-    ("asked", "seen", "program", "more", "threads"),
+    ("invocation", "seen", "program", "more", "threads"),
     [
         (Invocation(("train.py",)), Devices(gpus=0, cpus=8), "train.py", {}, None),
         (Invocation(("train.py",)), LIMITED, "train.py", {}, "3"),
@@ -448,14 +460,18 @@ LIMITED = Devices(gpus=0, cpus=3, interfaces=("eth0", "lo"), cpus_limited=True)
     ],
 )
 def test_each_rank_gets_its_part_of_the_cpus(
-    asked: Invocation, seen: Devices, program: str, more: dict[str, str], threads: str | None
+    invocation: Invocation, seen: Devices, program: str, more: dict[str, str], threads: str | None
 ) -> None:
     code = Code("/opt/ml/code", entries=(program,), executable=(program,))
-    given = {"PATH": "/usr/bin:/bin", **more}
-    made = plan(
+    variables = {"PATH": "/usr/bin:/bin", **more}
+    node_plan = plan(
         environment(
-            dict(asked.hyperparameters), invocation=asked, devices=seen, code=code, variables=given
+            dict(invocation.hyperparameters),
+            invocation=invocation,
+            devices=seen,
+            code=code,
+            variables=variables,
         )
     )
-    assert made.env.get("OMP_NUM_THREADS") == threads
-    assert made.env["SM_NUM_CPUS"] == str(seen.cpus)
+    assert node_plan.env.get("OMP_NUM_THREADS") == threads
+    assert node_plan.env["SM_NUM_CPUS"] == str(seen.cpus)

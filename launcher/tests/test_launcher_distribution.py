@@ -1,5 +1,5 @@
-"""What the SDK makes of a ``distribution``: by a table, and beside the real
-SDK, which is asked where it is there.
+"""Test the SDK's reading of a ``distribution``: by a table, and beside the real SDK, which is asked
+where it is there.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ def cluster(instance_type: str = P4D, count: int = 2) -> tuple[Group, ...]:
     ],
 )
 def test_hyperparameters_of_a_distribution(distribution: Json, expected: dict[str, Json]) -> None:
-    made = translate(distribution, cluster())
-    assert (dict(made.hyperparameters), made.problems) == (expected, ())
+    translation = translate(distribution, cluster())
+    assert (dict(translation.hyperparameters), translation.problems) == (expected, ())
 
 
 @pytest.mark.parametrize(
-    ("distribution", "said"),
+    ("distribution", "message"),
     [
         ("mpi", "is a str, not a dict (distribution)"),
         ({"mpi": True}, "is True, not a dict (distribution['mpi']); write {'enabled': True}"),
@@ -119,9 +119,9 @@ def test_hyperparameters_of_a_distribution(distribution: Json, expected: dict[st
         ({"mpi": {"mpi_additional_options": "-x A=1"}}, "give a list of texts"),
     ],
 )
-def test_mistakes_are_named_with_what_to_do(distribution: Json, said: str) -> None:
+def test_mistakes_are_named_with_what_to_do(distribution: Json, message: str) -> None:
     texts = [str(problem) for problem in translate(distribution, cluster()).problems]
-    assert any(said in text for text in texts), texts
+    assert any(message in text for text in texts), texts
 
 
 def random_cases(count: int) -> list[Case]:
@@ -159,14 +159,14 @@ def random_cases(count: int) -> list[Case]:
         }
 
     def inner() -> Json:
-        made: dict[str, Json] = {}
+        distribution: dict[str, Json] = {}
         if source.random() < 0.5:
-            made["dataparallel"] = switch(custom_mpi_options=["-verbose"])
-        if source.random() < 0.6 or not made:
-            made["modelparallel"] = switch(parameters=[parameters(), parameters(), [], 3.5])
+            distribution["dataparallel"] = switch(custom_mpi_options=["-verbose"])
+        if source.random() < 0.6 or not distribution:
+            distribution["modelparallel"] = switch(parameters=[parameters(), parameters(), [], 3.5])
         if source.random() < 0.05:
-            made["other"] = {}
-        return made if source.random() < 0.95 else {}
+            distribution["other"] = {}
+        return distribution if source.random() < 0.95 else {}
 
     groups_named: list[Json] = [["a"], ["b"], ["a", "b"], ["stranger"], []]
 
@@ -206,11 +206,11 @@ def test_the_same_hyperparameters_as_the_real_sdk() -> None:
     assert 100 < len(taken) < 500, "both kinds of cases"
     different = []
     for case, answer in taken:
-        made = translate(dict(case.distribution), case.groups)
-        if any("is True, not a dict" in str(problem) for problem in made.problems):
+        translation = translate(dict(case.distribution), case.groups)
+        if any("is True, not a dict" in str(problem) for problem in translation.problems):
             continue  # the SDK may never look at it; we always do
-        if dict(made.hyperparameters) != answer.sent:
-            different.append((case, answer, made))
+        if dict(translation.hyperparameters) != answer.sent:
+            different.append((case, answer, translation))
     assert different == []
 
 
@@ -225,7 +225,7 @@ def test_the_tensorflow_estimator_of_the_real_sdk_sends_what_starts_a_job() -> N
     }
     groups = cluster(count=2)
     cases = [
-        Case({**mapping(each)}, groups, "train.py", "tensorflow", "2.21") for each in modes.values()
+        Case({**mapping(mode)}, groups, "train.py", "tensorflow", "2.21") for mode in modes.values()
     ]
     answers = ask(cases, str(PEER))
     assert answers is not None
@@ -234,7 +234,7 @@ def test_the_tensorflow_estimator_of_the_real_sdk_sends_what_starts_a_job() -> N
         document = manifest_document(components={"tensorflow": {"version": "2.21.0"}})
         image = parse_manifest(json.dumps(document), "made-up")
         devices = Devices(gpus=8, cpus=8, interfaces=("eth0", "lo"))
-        made = plan(
+        node_plan = plan(
             environment(answer.sent, hosts=("algo-1", "algo-2"), devices=devices, manifest=image)
         )
-        assert made.mode == mode
+        assert node_plan.mode == mode

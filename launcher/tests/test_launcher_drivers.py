@@ -1,6 +1,4 @@
-"""ModelTrainer's files: what they say becomes the same job as the older lines'
-hyperparameters say.
-"""
+"""Test ModelTrainer's files: they become the same job as the older lines' hyperparameters."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ def write(
     hyperparameters: Mapping[str, Json] | None = None,
     files: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """What ModelTrainer's channels mount; the variables that go with it."""
+    """Write the files that ModelTrainer's channels mount; return the variables of the job."""
     (base / "input/config").mkdir(parents=True)
     (base / "input/data/sm_drivers").mkdir(parents=True)
     (base / "input/data/code").mkdir(parents=True)
@@ -99,17 +97,21 @@ SOURCE: dict[str, Json] = {
 def test_the_files_are_the_job(
     tmp_path: Path, distributed: Json, mode: str, processes: int, options: tuple[str, ...]
 ) -> None:
-    made = job(tmp_path, SOURCE, distributed, {"epochs": "3", "amp": "true", "n": "1"})
-    assert (made.placement.mode, made.placement.processes_per_host, made.placement.mpi_options) == (
+    trainer_job = job(tmp_path, SOURCE, distributed, {"epochs": "3", "amp": "true", "n": "1"})
+    assert (
+        trainer_job.placement.mode,
+        trainer_job.placement.processes_per_host,
+        trainer_job.placement.mpi_options,
+    ) == (
         mode,
         processes,
         options,
     )
-    assert (made.program.entry.name, made.program.code.directory) == (
+    assert (trainer_job.program.entry.name, trainer_job.program.code.directory) == (
         "train.py",
         str(tmp_path / "input/data/code"),
     )
-    assert made.program.arguments == (
+    assert trainer_job.program.arguments == (
         "--amp",
         "true",
         "--epochs",
@@ -120,27 +122,31 @@ def test_the_files_are_the_job(
     expected = (
         json.dumps(distributed, sort_keys=True, separators=(",", ":")) if distributed else None
     )
-    assert exported_variables(made).get("SM_DISTRIBUTED_CONFIG") == expected
-    assert any("as ModelTrainer wrote it" in line for line in made.warnings)
+    assert exported_variables(trainer_job).get("SM_DISTRIBUTED_CONFIG") == expected
+    assert any("as ModelTrainer wrote it" in line for line in trainer_job.warnings)
 
 
 def test_smp_comes_with_torchrun(tmp_path: Path) -> None:
-    made = job(
+    trainer_job = job(
         tmp_path,
         SOURCE,
         {**TORCHRUN, "smp": {"x": 1}},
         {"mp_parameters": '{"hybrid_shard_degree": 8}'},
     )
-    assert made.placement.mode == "torch_distributed"
-    assert made.program.arguments == ("--mp_parameters", '{"hybrid_shard_degree": 8}')
+    assert trainer_job.placement.mode == "torch_distributed"
+    assert trainer_job.program.arguments == ("--mp_parameters", '{"hybrid_shard_degree": 8}')
 
 
 @pytest.mark.parametrize("command", ["train", "/opt/trainworks/bin/train"])
 def test_a_command_that_is_ourselves_hands_over_the_rest_of_the_file(
     tmp_path: Path, command: str
 ) -> None:
-    made = job(tmp_path, {**SOURCE, "command": command}, MPI, {"epochs": "3"})
-    assert (made.placement.mode, made.program.entry.name, made.program.arguments) == (
+    trainer_job = job(tmp_path, {**SOURCE, "command": command}, MPI, {"epochs": "3"})
+    assert (
+        trainer_job.placement.mode,
+        trainer_job.program.entry.name,
+        trainer_job.program.arguments,
+    ) == (
         "mpi",
         "train.py",
         ("--epochs", "3"),
@@ -155,31 +161,33 @@ def test_a_command_is_a_line_of_shell_and_its_arguments_are_words(tmp_path: Path
     }
     source["args"] = ["two words", "$HOME", 3]
     variables = write(tmp_path, source, TORCHRUN, {"epochs": "3"})
-    with Launcher(tmp_path, variables=variables) as made:
-        assert made.wait() == 0, made.text
-    lines = made.text.splitlines()
+    with Launcher(tmp_path, variables=variables) as launcher:
+        assert launcher.wait() == 0, launcher.text
+    lines = launcher.text.splitlines()
     assert lines[lines.index("1") + 1] == "['--first', 'two words', '$HOME', '3'] None 1"
-    assert "distributed.json is not used: the command starts its processes itself" in made.text
-    assert "entry_script is not used: the job has a command" in made.text
+    assert "distributed.json is not used: the command starts its processes itself" in launcher.text
+    assert "entry_script is not used: the job has a command" in launcher.text
 
 
 def test_a_command_ends_with_its_first_failure(tmp_path: Path) -> None:
-    with Launcher(tmp_path, variables=write(tmp_path, {"command": "(exit 7); echo never"})) as made:
-        assert made.wait() == 7
-    assert "never" not in made.text.replace("echo never", "")
+    with Launcher(
+        tmp_path, variables=write(tmp_path, {"command": "(exit 7); echo never"})
+    ) as launcher:
+        assert launcher.wait() == 7
+    assert "never" not in launcher.text.replace("echo never", "")
 
 
 def test_a_command_that_starts_this_launcher_again_is_refused(tmp_path: Path) -> None:
     again = f"A=1 {sys.executable} -I {REPOSITORY}/launcher/trainworks_launcher/__main__.py train"
-    with Launcher(tmp_path, variables=write(tmp_path, {"command": again})) as made:
-        assert made.wait() == 64
-    assert "the command starts this launcher again" in made.text
+    with Launcher(tmp_path, variables=write(tmp_path, {"command": again})) as launcher:
+        assert launcher.wait() == 64
+    assert "the command starts this launcher again" in launcher.text
 
 
 def test_a_script_runs_from_the_code_channel(tmp_path: Path) -> None:
-    with Launcher(tmp_path, variables=write(tmp_path, SOURCE, {}, {"flag": "true"})) as made:
-        assert made.wait() == 0, made.text
-    assert "['--flag', 'true'] None 1" in made.text
+    with Launcher(tmp_path, variables=write(tmp_path, SOURCE, {}, {"flag": "true"})) as launcher:
+        assert launcher.wait() == 0, launcher.text
+    assert "['--flag', 'true'] None 1" in launcher.text
 
 
 def test_an_archive_of_the_code_is_in_its_channel(tmp_path: Path) -> None:
@@ -189,19 +197,19 @@ def test_an_archive_of_the_code_is_in_its_channel(tmp_path: Path) -> None:
     subprocess.run(
         ("tar", "-czf", "code.tar.gz", "train.py"), cwd=folder, check=True, timeout=TIME_OUT
     )
-    made = make_job(read_environment(variables))
-    assert (made.program.code.archive, made.program.code.directory) == (
+    trainer_job = make_job(read_environment(variables))
+    assert (trainer_job.program.code.archive, trainer_job.program.code.directory) == (
         str(folder / "code.tar.gz"),
         str(tmp_path / "code"),
     )
 
 
-@pytest.mark.parametrize("said", ["needs.txt", "./needs.txt"])
-def test_the_requirements_that_it_names_are_installed(tmp_path: Path, said: str) -> None:
+@pytest.mark.parametrize("message", ["needs.txt", "./needs.txt"])
+def test_the_requirements_that_it_names_are_installed(tmp_path: Path, message: str) -> None:
     files = {"train.py": SHOW, "needs.txt": ""}
-    variables = write(tmp_path, {**SOURCE, "requirements": said}, files=files)
-    made = make_job(read_environment(variables))
-    assert made.program.requirements[-2:] == ("-r", "needs.txt")
+    variables = write(tmp_path, {**SOURCE, "requirements": message}, files=files)
+    trainer_job = make_job(read_environment(variables))
+    assert trainer_job.program.requirements[-2:] == ("-r", "needs.txt")
 
 
 def test_requirements_that_are_not_there_are_a_problem(tmp_path: Path) -> None:
@@ -219,14 +227,16 @@ def test_a_job_that_names_its_entry_point_otherwise_is_that_job_and_it_is_said(
     variables = write(tmp_path, SOURCE, MPI, {"sagemaker_program": "other.py"})
     (tmp_path / "code").mkdir()
     (tmp_path / "code/other.py").touch()
-    made = make_job(read_environment(variables))
-    assert (made.placement.mode, made.program.entry.name) == ("none", "other.py")
-    assert any("sourcecode.json is not used" in line for line in made.warnings)
+    trainer_job = make_job(read_environment(variables))
+    assert (trainer_job.placement.mode, trainer_job.program.entry.name) == ("none", "other.py")
+    assert any("sourcecode.json is not used" in line for line in trainer_job.warnings)
 
 
 def test_the_users_argument_style_wins(tmp_path: Path) -> None:
-    made = job(tmp_path, SOURCE, {}, {"sagemaker_argument_style": "key=value", "epochs": "3"})
-    assert made.program.arguments == ("epochs=3",)
+    trainer_job = job(
+        tmp_path, SOURCE, {}, {"sagemaker_argument_style": "key=value", "epochs": "3"}
+    )
+    assert trainer_job.program.arguments == ("epochs=3",)
 
 
 @pytest.mark.parametrize(
@@ -273,9 +283,9 @@ def test_what_is_wrong_in_the_files_is_refused(
     hyperparameters: Mapping[str, Json],
     refused: str,
 ) -> None:
-    with pytest.raises(RefusalError) as said:
+    with pytest.raises(RefusalError) as caught:
         job(tmp_path, source, distributed, hyperparameters)
-    assert refused in str(said.value)
+    assert refused in str(caught.value)
 
 
 JSON_VALUES = st.recursive(
@@ -300,14 +310,17 @@ JSON_VALUES = st.recursive(
 def test_whatever_the_files_hold_is_read_or_refused(
     source: dict[str, Json], distributed: dict[str, Json]
 ) -> None:
-    made = read_drivers(TrainerFiles(source, distributed), {}, "", "/opt/ml", False)
+    drivers = read_drivers(TrainerFiles(source, distributed), {}, "", "/opt/ml", False)
     assert (
-        made.problems or not source or made.command or "sagemaker_program" in made.hyperparameters
+        drivers.problems
+        or not source
+        or drivers.command
+        or "sagemaker_program" in drivers.hyperparameters
     )
-    assert all(isinstance(word, str) for word in made.arguments)
+    assert all(isinstance(word, str) for word in drivers.arguments)
     assert all(
         problem.where.startswith(("input/data/sm_drivers/", "hyperparameter "))
-        for problem in made.problems
+        for problem in drivers.problems
     )
 
 
@@ -322,9 +335,9 @@ def test_the_real_sdks_files_are_understood() -> None:
     files = json.loads(done.stdout)
     read = {
         name: read_drivers(
-            TrainerFiles(made["source"], made["distributed"]), {}, "", "/opt/ml", False
+            TrainerFiles(file["source"], file["distributed"]), {}, "", "/opt/ml", False
         )
-        for name, made in files.items()
+        for name, file in files.items()
     }
     assert [drivers.problems for drivers in read.values() if drivers.problems] == []
     code = {"sagemaker_submit_directory": "/opt/ml/input/data/code"}

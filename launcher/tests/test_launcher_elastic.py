@@ -1,4 +1,4 @@
-"""What a job asks for that may restart and lose hosts: settings, problems, and torchrun's words."""
+"""Test the settings of a job that may restart and lose hosts: problems, and torchrun's words."""
 
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ def test_what_cannot_be_is_said_with_the_nearest_that_can(
 
 
 def test_all_problems_come_at_once() -> None:
-    asked: dict[str, Json] = {**TORCH, RESTARTS: "x", MINIMUM: 9}
+    hyperparameters: dict[str, Json] = {**TORCH, RESTARTS: "x", MINIMUM: 9}
     with pytest.raises(RefusalError) as refused:
         plan(
             environment(
-                asked,
+                hyperparameters,
                 hosts=HOSTS,
                 variables={"PATH": "", "TRAINWORKS_JOB_SECRET": ""},
                 job_secret="short",
@@ -115,9 +115,9 @@ def test_a_job_with_hosts_outside_its_distribution_needs_them_all() -> None:
 
 
 def test_torchrun_makes_a_new_group_where_it_is_asked_for() -> None:
-    made = environment({**TORCH, MINIMUM: "2"}, hosts=HOSTS)
+    job_environment = environment({**TORCH, MINIMUM: "2"}, hosts=HOSTS)
     for host, is_host in (("algo-1", 1), ("algo-3", 0)):
-        words = plan(made, host).argv
+        words = plan(job_environment, host).argv
         assert words[1:8] == (
             "--nnodes=2:3",
             "--nproc-per-node=1",
@@ -127,45 +127,45 @@ def test_torchrun_makes_a_new_group_where_it_is_asked_for() -> None:
             f"--local-addr={host}",
             "--max-restarts=3",
         )
-    assert plan(made).env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
-    control = plan(made).control
+    assert plan(job_environment).env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+    control = plan(job_environment).control
     assert control is not None
     assert control.minimum_hosts == 2
 
 
 def test_restarts_alone_need_every_host() -> None:
-    made = plan(environment({**TORCH, RESTARTS: "2"}, hosts=HOSTS))
-    assert "--nnodes=3" in made.argv
-    assert "--rdzv-backend=c10d" in made.argv
-    assert made.control is not None
-    assert made.control.minimum_hosts == 0
+    node_plan = plan(environment({**TORCH, RESTARTS: "2"}, hosts=HOSTS))
+    assert "--nnodes=3" in node_plan.argv
+    assert "--rdzv-backend=c10d" in node_plan.argv
+    assert node_plan.control is not None
+    assert node_plan.control.minimum_hosts == 0
     alone = plan(environment({**TORCH, RESTARTS: "2"})).argv
     assert "--master-addr=127.0.0.1" in alone
     assert "--max-restarts=2" in alone
 
 
 def test_a_lost_host_is_found_by_the_control_channel_before_torch_finds_it() -> None:
-    made = plan(
+    node_plan = plan(
         environment(
             {**TORCH, RESTARTS: 1},
             hosts=HOSTS,
             variables={"TRAINWORKS_HEARTBEAT_LIMIT_SECONDS": "60"},
         )
     )
-    (conf,) = [word for word in made.argv if word.startswith("--rdzv-conf=")]
+    (conf,) = [word for word in node_plan.argv if word.startswith("--rdzv-conf=")]
     values = dict(pair.split("=") for pair in conf.partition("=")[2].split(","))
     assert int(values["keep_alive_interval"]) * int(values["keep_alive_max_attempt"]) > 60
 
 
 def test_without_being_asked_for_rendezvous_stays_static() -> None:
-    made = plan(environment(TORCH, hosts=HOSTS))
-    assert "--rdzv-backend=c10d" not in made.argv
-    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE" not in made.env
+    node_plan = plan(environment(TORCH, hosts=HOSTS))
+    assert "--rdzv-backend=c10d" not in node_plan.argv
+    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE" not in node_plan.env
 
 
 def test_who_has_rank_0_is_said_where_it_is_not_the_leader() -> None:
-    made = plan(environment({**TORCH, RESTARTS: 1}, hosts=("b", "a"), host="b"))
+    node_plan = plan(environment({**TORCH, RESTARTS: 1}, hosts=("b", "a"), host="b"))
     assert (
-        made.warnings[-1]
+        node_plan.warnings[-1]
         == "c10d rendezvous numbers ranks by host name: rank 0 is on a, not on the leader b"
     )

@@ -1,8 +1,8 @@
-"""How a job ends whose starter is wrong about its ranks, or outlives them: real processes under
-stand-ins for starters.
+"""Test the end of a job whose starter is wrong about its ranks, or outlives them: real processes
+under stand-ins for starters.
 
-The stand-ins keep the order of words and the variables of mpirun and torchrun.
-Then they do what a test says.
+The stand-ins keep the order of words and the variables of mpirun and torchrun. Then they act as a
+test says.
 """
 
 from __future__ import annotations
@@ -64,18 +64,20 @@ def job(base: Path, mode: str, end: str, script: str, **more: Json) -> Launcher:
     manifest = write_manifest(
         base / "image.json", {"python": sys.executable, program: str(starter)}, components={}
     )
-    asked: dict[str, Json] = {
+    hyperparameters: dict[str, Json] = {
         f"sagemaker_{mode}_enabled": "true",
         "sagemaker_mpi_num_of_processes_per_host": 3,
         **more,
     }
-    write_inputs(base, script, asked, {"hosts": ["algo-1"], "current_host": "algo-1"})
+    write_inputs(base, script, hyperparameters, {"hosts": ["algo-1"], "current_host": "algo-1"})
     return Launcher(base, variables={"TRAINWORKS_IMAGE_MANIFEST": str(manifest)})
 
 
-def told(base: Path) -> dict[str, Json]:
-    found: dict[str, Json] = json.loads((base / "output/failure.json").read_text(encoding="utf-8"))
-    return found
+def failure_report(base: Path) -> dict[str, Json]:
+    document: dict[str, Json] = json.loads(
+        (base / "output/failure.json").read_text(encoding="utf-8")
+    )
+    return document
 
 
 @pytest.mark.parametrize("mode", ["mpi", "torch_distributed"])
@@ -89,17 +91,17 @@ def told(base: Path) -> dict[str, Json]:
 def test_a_starter_that_outlives_its_ranks_is_ended(
     tmp_path: Path, mode: str, end: str, status: int, words: str
 ) -> None:
-    with job(tmp_path, mode, STAYS, LAST_FAILS.replace("END", end)) as made:
-        assert made.wait() == status
-    assert words in made.failure
-    assert told(tmp_path)["rank"] == 2
-    assert "has not ended 10 s after its ranks" in made.text
+    with job(tmp_path, mode, STAYS, LAST_FAILS.replace("END", end)) as launcher:
+        assert launcher.wait() == status
+    assert words in launcher.failure
+    assert failure_report(tmp_path)["rank"] == 2
+    assert "has not ended 10 s after its ranks" in launcher.text
 
 
 def test_ranks_that_all_end_well_are_a_success_whatever_becomes_of_mpirun(tmp_path: Path) -> None:
-    with job(tmp_path, "mpi", STAYS, "") as made:
-        assert made.wait() == 0, made.text
-    assert made.succeeded
+    with job(tmp_path, "mpi", STAYS, "") as launcher:
+        assert launcher.wait() == 0, launcher.text
+    assert launcher.succeeded
 
 
 def test_a_failed_rank_that_its_agent_starts_again_is_not_the_end(tmp_path: Path) -> None:
@@ -110,16 +112,16 @@ def test_a_failed_rank_that_its_agent_starts_again_is_not_the_end(tmp_path: Path
     )
     with job(
         tmp_path, "torch_distributed", again, script, sagemaker_torch_distributed_max_restarts=1
-    ) as made:
-        assert made.wait() == 0, made.text
-    assert made.succeeded
+    ) as launcher:
+        assert launcher.wait() == 0, launcher.text
+    assert launcher.succeeded
 
 
 def test_a_rank_that_ends_well_while_others_run_is_not_the_end(tmp_path: Path) -> None:
     script = "import os, time\ntime.sleep(0 if os.environ['OMPI_COMM_WORLD_RANK'] == '0' else 13)"
-    with job(tmp_path, "mpi", WAIT_FOR_ALL, script) as made:
-        assert made.wait() == 0, made.text
-    assert made.succeeded
+    with job(tmp_path, "mpi", WAIT_FOR_ALL, script) as launcher:
+        assert launcher.wait() == 0, launcher.text
+    assert launcher.succeeded
 
 
 def test_the_host_is_believed_and_not_mpirun_which_names_a_peer(tmp_path: Path) -> None:
@@ -139,17 +141,17 @@ sys.exit(14)
         + "signal.signal(signal.SIGUSR1, lambda *_: os._exit(14))\n"
         + "if rank == 0: wait_for_signals()\n"
     )
-    with job(tmp_path, "mpi", end, script) as made:
-        assert made.wait() == 137, made.text
-    assert told(tmp_path)["rank"] == 2
-    assert "rank 2 (mode mpi): killed by SIGKILL" in made.failure
+    with job(tmp_path, "mpi", end, script) as launcher:
+        assert launcher.wait() == 137, launcher.text
+    assert failure_report(tmp_path)["rank"] == 2
+    assert "rank 2 (mode mpi): killed by SIGKILL" in launcher.failure
 
 
 @pytest.mark.parametrize("mode", ["mpi", "torch_distributed"])
 def test_a_rank_that_somebody_ends_by_sigterm_is_the_first_to_fail(
     tmp_path: Path, mode: str
 ) -> None:
-    """Its starter ends the others for that, and one of them fails of it."""
+    """Let the starter end the others for that rank, and one of them fail of it."""
     end = """
 ranks[2].wait()
 for rank in ranks:
@@ -169,16 +171,16 @@ sys.exit(1)
         + "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9 if rank else 15))\n"
         + "wait_for_signals()\n"
     )
-    with job(tmp_path, mode, end, script) as made:
-        assert made.wait() == 143, made.text
-    assert told(tmp_path)["rank"] == 2
+    with job(tmp_path, mode, end, script) as launcher:
+        assert launcher.wait() == 143, launcher.text
+    assert failure_report(tmp_path)["rank"] == 2
 
 
 def test_a_starter_that_somebody_ends_is_not_told_as_a_rank(tmp_path: Path) -> None:
     end = "[rank.terminate() for rank in ranks]; [rank.wait() for rank in ranks]; sys.exit(7)"
-    with job(tmp_path, "torch_distributed", end, "import signal; signal.pause()") as made:
-        assert made.wait() == 7, made.text
-    assert told(tmp_path)["rank"] is None
+    with job(tmp_path, "torch_distributed", end, "import signal; signal.pause()") as launcher:
+        assert launcher.wait() == 7, launcher.text
+    assert failure_report(tmp_path)["rank"] is None
 
 
 def test_the_status_of_a_rank_is_known_also_after_its_starter_has_taken_it(tmp_path: Path) -> None:
@@ -188,6 +190,6 @@ def test_the_status_of_a_rank_is_known_also_after_its_starter_has_taken_it(tmp_p
     """
     with job(
         tmp_path, "mpi", WAIT_FOR_ALL + "sys.exit(1)", LAST_FAILS.replace("END", "os._exit(17)")
-    ) as made:
-        assert made.wait() == 17, made.text
-    assert "rank 2 (mode mpi): exit status 17" in made.failure
+    ) as launcher:
+        assert launcher.wait() == 17, launcher.text
+    assert "rank 2 (mode mpi): exit status 17" in launcher.failure

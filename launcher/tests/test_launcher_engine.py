@@ -1,8 +1,8 @@
 """Jobs under the real Open MPI and torchrun: one host, and two hosts as two network namespaces.
 
 Marked ``engine``. They need root, iproute2, util-linux, and a virtual environment with Open MPI,
-mpi4py and torch: ``tools/set-up-peers`` makes it, TRAINWORKS_TEST_PREFIX names another. What is
-missing is skipped and said.
+mpi4py and torch: ``tools/set-up-peers`` makes it, TRAINWORKS_TEST_PREFIX names another. A test
+whose needs are missing is skipped with their names.
 """
 
 from __future__ import annotations
@@ -85,16 +85,16 @@ def network() -> Iterator[Network]:
 def test_mpi_on_one_host(tmp_path: Path, manifest: Path) -> None:
     need("mpirun", "python")
     write_inputs(tmp_path, HELLO, MPI, {})
-    with Launcher(tmp_path, variables={"TRAINWORKS_IMAGE_MANIFEST": str(manifest)}) as made:
-        assert made.wait() == 0
-    assert made.text.count("of 2 sum 2") == 2
+    with Launcher(tmp_path, variables={"TRAINWORKS_IMAGE_MANIFEST": str(manifest)}) as launcher:
+        assert launcher.wait() == 0
+    assert launcher.text.count("of 2 sum 2") == 2
 
 
 def test_mpi_on_two_hosts(tmp_path: Path, network: Network, manifest: Path) -> None:
     need("mpirun")
     options = "--mca btl_vader_single_copy_mechanism none -verbose -x GREETING='hello world'"
-    asked: dict[str, Json] = {**MPI, "sagemaker_mpi_custom_mpi_options": options}
-    with two_hosts(tmp_path, network, manifest, HELLO, asked) as launchers:
+    hyperparameters: dict[str, Json] = {**MPI, "sagemaker_mpi_custom_mpi_options": options}
+    with two_hosts(tmp_path, network, manifest, HELLO, hyperparameters) as launchers:
         assert [launcher.wait() for launcher in launchers] == [0, 0], (
             launchers[0].text + launchers[1].text
         )
@@ -113,8 +113,8 @@ def test_mpi_on_two_hosts(tmp_path: Path, network: Network, manifest: Path) -> N
 def test_a_failing_rank_on_the_second_host(
     tmp_path: Path, network: Network, manifest: Path
 ) -> None:
-    """One status and one cause on both hosts, from the last words of the rank
-    itself, which only its host has.
+    """Report one status and one cause on both hosts, from the last words of the rank itself, which
+    only its host has.
     """
     need("mpirun")
     with two_hosts(tmp_path, network, manifest, HELLO, {**MPI, "fail": 1}) as launchers:
@@ -155,8 +155,11 @@ def test_a_killed_worker_ends_the_leader(tmp_path: Path, network: Network, manif
 
 def test_mpirun_that_refuses_to_start(tmp_path: Path, network: Network, manifest: Path) -> None:
     need("mpirun")
-    asked: dict[str, Json] = {**MPI, "sagemaker_mpi_custom_mpi_options": "--no-such-option"}
-    with two_hosts(tmp_path, network, manifest, HELLO, asked) as launchers:
+    hyperparameters: dict[str, Json] = {
+        **MPI,
+        "sagemaker_mpi_custom_mpi_options": "--no-such-option",
+    }
+    with two_hosts(tmp_path, network, manifest, HELLO, hyperparameters) as launchers:
         statuses = [launcher.wait() for launcher in launchers]
     assert statuses[0] == statuses[1] != 0
     assert "no-such-option" in launchers[1].failure
@@ -180,7 +183,9 @@ def test_torchrun_on_two_hosts(tmp_path: Path, network: Network, manifest: Path)
 def test_a_hard_death_under_torchrun(
     tmp_path: Path, network: Network, manifest: Path, end: str, status: int
 ) -> None:
-    """Its peers fail of the connection that it broke, or are ended for it: neither is the cause."""
+    """Break the connection of the peers, which fail of it or are ended for it: neither is the
+    cause.
+    """
     need("torchrun")
     script = GLOO.replace("sys.exit(42)", f"import signal; {end}")
     with two_hosts(tmp_path, network, manifest, script, {**TORCH, "fail": 1}) as launchers:

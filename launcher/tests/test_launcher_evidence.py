@@ -1,6 +1,6 @@
 """The table of evidence: which rank failed first, row by row.
 
-And what kind of evidence one process is.
+And the kind of evidence of one process.
 """
 
 from __future__ import annotations
@@ -51,21 +51,23 @@ def seen(
     status: int = 1,
     *,
     cause: str = "",
-    ended: float | None = None,
+    end_time: float | None = None,
 ) -> Suspect:
     """Evidence of a rank: ``b3`` is rank 3 on host b. ended: when its process
     did, default when the trouble began.
     """
-    outcome = Outcome(
-        SUCCEEDED if kind is Kind.LEFT else FAILED, status, place[0], cause, int(place[1:])
-    )
+    outcome_kind = SUCCEEDED if kind is Kind.LEFT else FAILED
+    outcome = Outcome(outcome_kind, status, place[0], cause, int(place[1:]))
     if kind is Kind.UNSEEN:
         outcome = outcome._replace(status=0, end=UNKNOWN_END)
-    return Suspect(kind, at, at if ended is None else ended, outcome)
+    evidence_end = at if end_time is None else end_time
+    return Suspect(kind, at, evidence_end, outcome)
 
 
-def recorded(at: float, place: str, status: int = 1, ended: float | None = None) -> Suspect:
-    return seen(Kind.RECORDED, at, place, status, cause="ValueError: shapes differ", ended=ended)
+def recorded(at: float, place: str, status: int = 1, end_time: float | None = None) -> Suspect:
+    return seen(
+        Kind.RECORDED, at, place, status, cause="ValueError: shapes differ", end_time=end_time
+    )
 
 
 def died(at: float, place: str, status: int) -> Suspect:
@@ -76,8 +78,8 @@ def terminated(at: float, place: str, status: int = TERM) -> Suspect:
     return seen(Kind.TERMINATED, at, place, status)
 
 
-def peer(at: float, place: str, ended: float | None = None) -> Suspect:
-    return seen(Kind.PEER, at, place, cause=BROKEN, ended=ended)
+def peer(at: float, place: str, end_time: float | None = None) -> Suspect:
+    return seen(Kind.PEER, at, place, cause=BROKEN, end_time=end_time)
 
 
 def left(at: float, place: str) -> Suspect:
@@ -110,8 +112,8 @@ TORCHRUN = Starter(kill_seconds=KILL_SECONDS["torchrun"])
         ([died(2.0, "a0", 14), recorded(1.0, "b3")], NOBODY, "b3"),
         ([died(2.0, "a0", 14), died(1.0, "b3", KILL)], Starter(0), "b3"),
         # Its record's time counts, not the end of its process.
-        ([died(2.0, "a0", 14), recorded(1.0, "b3", ended=6.0)], NOBODY, "b3"),
-        ([died(2.0, "a0", 14), recorded(1.0, "b3", ended=math.inf)], NOBODY, "b3"),
+        ([died(2.0, "a0", 14), recorded(1.0, "b3", end_time=6.0)], NOBODY, "b3"),
+        ([died(2.0, "a0", 14), recorded(1.0, "b3", end_time=math.inf)], NOBODY, "b3"),
         # Observation at one look: the starter knows which was the first.
         ([died(1.0, "a0", 14), died(1.0, "a1", 137)], Starter(1), "a1"),
         # SIGTERM that no starter had a reason for: on its host nothing had failed before.
@@ -123,16 +125,16 @@ TORCHRUN = Starter(kill_seconds=KILL_SECONDS["torchrun"])
             "a0",
         ),
         ([peer(1.0, "a0"), terminated(1.2, "a1", 9)], TORCHRUN, "a0"),
-        ([terminated(1.0, "a0"), peer(1.1, "b1", ended=1.3)], TORCHRUN, "a0"),
-        ([peer(0.9, "a1", ended=1.3), terminated(1.0, "a0", KILL)], TORCHRUN, "a0"),
+        ([terminated(1.0, "a0"), peer(1.1, "b1", end_time=1.3)], TORCHRUN, "a0"),
+        ([peer(0.9, "a1", end_time=1.3), terminated(1.0, "a0", KILL)], TORCHRUN, "a0"),
         # Torchrun's comes after 30 s.
         (
-            [peer(1.0, "a1", ended=1.1), terminated(9.0, "a0", KILL)],
+            [peer(1.0, "a1", end_time=1.1), terminated(9.0, "a0", KILL)],
             TORCHRUN,
             "a0",
         ),
-        # Nobody can say which of two ends by SIGTERM on two hosts came first: a
-        # starter of all hosts can.
+        # Two ends by SIGTERM on two hosts have no known order: a starter of all hosts tells which
+        # came first.
         ([terminated(1.0, "a0"), terminated(1.1, "b3")], MPIRUN._replace(rank=3), "b3"),
         ([terminated(1.0, "b3"), recorded(1.1, "a0", 15)], MPIRUN._replace(rank=3), "b3"),
         # A rank whose status its starter took, and tells.
@@ -142,29 +144,29 @@ TORCHRUN = Starter(kill_seconds=KILL_SECONDS["torchrun"])
         ([left(1.0, "a3"), peer(2.0, "a2")], NOBODY, "a3"),
         ([left(1.5, "a3"), left(1.0, "a1"), peer(2.0, "a2")], NOBODY, "a1"),
         ([left(1.0, "a3"), waited(2.0, "a2")], NOBODY, "a3"),
-        # Nothing had told it to end yet.
+        # Nothing had told the rank to end yet.
         (
-            [left(2.5, "a3"), peer(2.0, "a2", ended=3.0)],
+            [left(2.5, "a3"), peer(2.0, "a2", end_time=3.0)],
             NOBODY,
             "a3",
         ),
-        ([left(9.0, "a3"), peer(2.0, "a2", ended=3.0)], NOBODY, "a2"),  # a handler of SIGTERM
+        ([left(9.0, "a3"), peer(2.0, "a2", end_time=3.0)], NOBODY, "a2"),  # a handler of SIGTERM
         ([left(1.0, "a3"), recorded(2.0, "a2")], NOBODY, "a2"),
         ([left(1.0, "a3"), recorded(1.5, "a1"), peer(2.0, "a2")], NOBODY, "a1"),
         ([unseen(1.0, "a3"), peer(2.0, "a2")], NOBODY, "a3"),
         ([unseen(2.5, "a3"), peer(2.0, "a2")], NOBODY, "a2"),  # perhaps ended by the starter
-        # Row 3: what blames another process never beats an own failure, however
-        # much earlier it was.
+        # Row 3: evidence that blames another process never beats an own failure, however much
+        # earlier it was.
         ([peer(1.0, "a0"), recorded(9.0, "b3")], NOBODY, "b3"),
         ([peer(1.0, "a0"), died(9.0, "b3", 139)], NOBODY, "b3"),
         ([peer(2.0, "a0"), peer(1.0, "b3")], NOBODY, "b3"),
         ([peer(1.0, "a0")], Starter(3), "a0"),
-        # mpirun ends a job for a rank that ended early: what failed before that counts.
+        # mpirun ends a job for a rank that ended early: a failure from before that end counts.
         ([died(1.0, "a0", 17), left(2.0, "b3")], MPIRUN._replace(rank=3, ended_early=True), "a0"),
         # Row 5: told to end, after another rank had failed.
         ([peer(1.0, "a0"), terminated(1.2, "a1")], TORCHRUN, "a0"),
         ([peer(1.0, "a0"), terminated(1.2, "a1")], TORCHRUN._replace(rank=1), "a0"),
-        ([recorded(1.0, "a0", ended=1.1), terminated(1.1, "a1")], TORCHRUN, "a0"),
+        ([recorded(1.0, "a0", end_time=1.1), terminated(1.1, "a1")], TORCHRUN, "a0"),
         # Observation a little later, on another host.
         (
             [terminated(1.0, "a0"), died(1.2, "b3", 17)],
@@ -179,10 +181,10 @@ TORCHRUN = Starter(kill_seconds=KILL_SECONDS["torchrun"])
 def test_the_first_failure_is_what_the_strongest_evidence_says(
     suspects: Sequence[Suspect], starter: Starter, place: str
 ) -> None:
-    for known in (suspects, suspects[::-1]):
-        found = first_failure(known, starter)
-        assert found is not None
-        assert f"{found.cause.outcome.host}{found.cause.outcome.rank}" == place
+    for ordered in (suspects, suspects[::-1]):
+        failure = first_failure(ordered, starter)
+        assert failure is not None
+        assert f"{failure.cause.outcome.host}{failure.cause.outcome.rank}" == place
 
 
 @pytest.mark.parametrize(
@@ -205,9 +207,9 @@ def test_row_4_the_command_and_its_report_count_where_no_host_has_seen_a_failure
 
 
 def test_a_rank_that_had_left_is_told_with_the_failure_that_missed_it() -> None:
-    found = first_failure([left(1.0, "a3"), peer(2.0, "b2")])
-    assert found is not None
-    assert (found.cause.outcome.rank, found.failed.outcome.rank) == (3, 2)
+    failure = first_failure([left(1.0, "a3"), peer(2.0, "b2")])
+    assert failure is not None
+    assert (failure.cause.outcome.rank, failure.failed.outcome.rank) == (3, 2)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +261,7 @@ PEERS_OWN = "while handling ValueError: label 17"
             1,
             Observation(1, 1, blames=True),
         ),
-        # It left its peers for a reason of its own, and missed them then.
+        # The rank left its peers for a reason of its own, and missed them then.
         (Record(7, 1.0, 2.0, f"{BROKEN}\n", origin=PEERS_OWN), 1, Observation(1, noted=1)),
         (Record(7, 1.0, 2.0, left=True, exit_status=3), -15, Observation(-15, noted=3, left=True)),
         (
@@ -285,15 +287,16 @@ PEERS_OWN = "while handling ValueError: label 17"
 def test_a_record_is_what_is_known_of_a_process(
     record: Record | None, code: int | None, expected: Observation
 ) -> None:
-    said = ProcessEnd(b"", b"", [record] if record is not None else [], 7, 9.0)
-    assert observe(said, code) == expected
-    assert began_at(said, code) == (9.0 if record is None or record.of_sigterm else 2.0)
+    records = [record] if record is not None else []
+    process_end = ProcessEnd(b"", b"", records, 7, 9.0)
+    assert observe(process_end, code) == expected
+    assert began_at(process_end, code) == (9.0 if record is None or record.of_sigterm else 2.0)
 
 
 def test_a_crash_in_the_exit_handlers_has_the_time_of_the_crash() -> None:
-    said = ProcessEnd(b"", b"", [Record(7, 1.0, 2.0, left=True)], 7, 9.0)
-    assert (kind_of(observe(said, -11)), began_at(said, -11)) == (Kind.DIED, 9.0)
-    assert (kind_of(observe(said, -15)), began_at(said, -15)) == (Kind.LEFT, 2.0)
+    process_end = ProcessEnd(b"", b"", [Record(7, 1.0, 2.0, left=True)], 7, 9.0)
+    assert (kind_of(observe(process_end, -11)), began_at(process_end, -11)) == (Kind.DIED, 9.0)
+    assert (kind_of(observe(process_end, -15)), began_at(process_end, -15)) == (Kind.LEFT, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -333,29 +336,30 @@ def test_what_a_program_of_cpp_aborts_for_is_what_its_runtime_prints(
 def test_a_record_of_the_end_outlives_a_signal(
     record: Record | None, code: int | None, status: int
 ) -> None:
-    said = ProcessEnd(b"", b"", [record] if record is not None else [], 7)
-    assert status_of(said, code) == status
+    records = [record] if record is not None else []
+    process_end = ProcessEnd(b"", b"", records, 7)
+    assert status_of(process_end, code) == status
 
 
 def test_a_failure_whose_record_outlives_a_signal_says_both() -> None:
-    said = ProcessEnd(
+    process_end = ProcessEnd(
         b"",
         b"",
         [Record(7, 1.0, 2.0, left=True, exit_status=1, exit_message="no licence\nfor X")],
         7,
     )
-    told = failure_of(ProgramPlace("x.py", "a", "mpi", 1), -15, said)
-    assert (told.status, told.retry) == (1, False)
-    assert told.text.splitlines()[:2] == [
+    failure = failure_of(ProgramPlace("x.py", "a", "mpi", 1), -15, process_end)
+    assert (failure.status, failure.retry) == (1, False)
+    assert failure.text.splitlines()[:2] == [
         "no licence",
         "x.py on host a, rank 1 (mode mpi): exit status 1, noted before killed by SIGTERM",
     ]
 
 
 def test_the_own_exception_leads_where_a_peer_was_missed_while_it_was_handled() -> None:
-    said = ProcessEnd(b"", b"", [Record(7, 1.0, 2.0, f"{BROKEN}\n", origin=PEERS_OWN)], 7)
-    told = failure_of(ProgramPlace("x.py", "a", "mpi", 1), 1, said)
-    assert told.cause == f"ValueError: label 17 (and then {BROKEN})"
+    process_end = ProcessEnd(b"", b"", [Record(7, 1.0, 2.0, f"{BROKEN}\n", origin=PEERS_OWN)], 7)
+    failure = failure_of(ProgramPlace("x.py", "a", "mpi", 1), 1, process_end)
+    assert failure.cause == f"ValueError: label 17 (and then {BROKEN})"
 
 
 # In the order in which ``reason_of`` looks.
@@ -391,8 +395,8 @@ ENDED = Record(7, 1.0, 20.0)
 def test_why_one_process_ended(
     records: Sequence[Record], code: int, died_of: Record | None, line: str, earlier: str
 ) -> None:
-    found = reason_of(ProcessEnd(b"", b"printed last\n", records, 7, 20.5), code)
-    assert (found.exception, found.line, found.earlier) == (died_of, line, earlier)
+    reason = reason_of(ProcessEnd(b"", b"printed last\n", records, 7, 20.5), code)
+    assert (reason.exception, reason.line, reason.earlier) == (died_of, line, earlier)
 
 
 @pytest.mark.parametrize(
@@ -438,8 +442,8 @@ def test_an_exception_about_a_broken_connection_names_no_cause_of_its_own(
 
 
 def test_what_is_known_of_a_rank_is_of_the_process_that_had_it_last() -> None:
-    known = [recorded(1.0, "a2"), recorded(3.0, "b2"), recorded(2.0, "b1")]
-    found = suspect_of(known, 2)
-    assert found is not None
-    assert found.outcome.host == "b"
-    assert suspect_of(known, 7) is None
+    suspects = [recorded(1.0, "a2"), recorded(3.0, "b2"), recorded(2.0, "b1")]
+    suspect = suspect_of(suspects, 2)
+    assert suspect is not None
+    assert suspect.outcome.host == "b"
+    assert suspect_of(suspects, 7) is None

@@ -32,18 +32,15 @@ SECRET = "hunter2-hunter2"
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_word_and_every_variable_is_accounted_for(name: str) -> None:
-    made = SCENARIOS[name]()
-    inherited = {"PATH": "/usr/bin:/bin", "SM_NUM_CPUS": made.env["SM_NUM_CPUS"]}
-    rows = explain(made, inherited)
-    unexplained = [
-        row.name
-        for row in rows
-        if not row.why or row.origin not in [origin.word for origin in Origin]
-    ]
+    node_plan = SCENARIOS[name]()
+    inherited = {"PATH": "/usr/bin:/bin", "SM_NUM_CPUS": node_plan.env["SM_NUM_CPUS"]}
+    rows = explain(node_plan, inherited)
+    origins = [origin.word for origin in Origin]
+    unexplained = [row.name for row in rows if not row.why or row.origin not in origins]
     assert unexplained == [], "give the variable a Reason in its mode, or a row in explain.py"
     variables = {row.name: row.value for row in rows if row.kind == "variable"}
     assert variables == {
-        name: value for name, value in made.env.items() if inherited.get(name) != value
+        name: value for name, value in node_plan.env.items() if inherited.get(name) != value
     }
     words = [
         word
@@ -51,14 +48,14 @@ def test_every_word_and_every_variable_is_accounted_for(name: str) -> None:
         if row.kind == "flag"
         for word in shlex.split(f"{row.name} {row.value}")
     ]
-    for word in made.argv:
+    for word in node_plan.argv:
         assert any(part in words for part in (word, word.partition("=")[2])), f"{word} is in no row"
 
 
 def test_what_stands_for_what_the_host_lacks_is_accounted_for() -> None:
     locale = {"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
-    made = plan(environment()._replace(home="/tmp/home", temporary="/var/tmp", locale=locale))
-    rows = {row.name: row.why for row in explain(made, {}) if row.kind == "variable"}
+    node_plan = plan(environment()._replace(home="/tmp/home", temporary="/var/tmp", locale=locale))
+    rows = {row.name: row.why for row in explain(node_plan, {}) if row.kind == "variable"}
     assert all(rows[name] for name in ("HOME", "TMPDIR", *locale))
 
 
@@ -74,9 +71,9 @@ def test_what_runs_before_and_beside_the_command_has_rows_too() -> None:
 
 @pytest.mark.parametrize("width", [40, 80, 100, 200])
 def test_the_table_fits_its_terminal_and_loses_no_reason(width: int) -> None:
-    made = SCENARIOS["mpi-user-options"]()
-    rows = explain(made, {})
-    table = to_table(made, rows, width)
+    node_plan = SCENARIOS["mpi-user-options"]()
+    rows = explain(node_plan, {})
+    table = to_table(node_plan, rows, width)
     assert all(len(line) <= max(width, 60) or len(line.split()) == 1 for line in table.splitlines())
     joined = "".join(table.split())
     for row in rows:
@@ -86,18 +83,18 @@ def test_the_table_fits_its_terminal_and_loses_no_reason(width: int) -> None:
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_the_table_breaks_no_word_so_that_all_can_be_copied(name: str) -> None:
-    made = SCENARIOS[name]()
+    node_plan = SCENARIOS[name]()
     for width in (60, 100):
-        words = to_table(made, explain(made, {}), width).split()
-        for row in explain(made, {}):
+        words = to_table(node_plan, explain(node_plan, {}), width).split()
+        for row in explain(node_plan, {}):
             assert set(row.name.split()) <= set(words)
             assert len(row.value) > 160 or set(row.value.split()) <= set(words), row
 
 
 def test_a_command_line_is_shown_whole() -> None:
-    made = SCENARIOS["shell-with-requirements"]()
-    long = made._replace(
-        requirements=(*made.requirements, *(f"word-{number}" for number in range(99)))
+    node_plan = SCENARIOS["shell-with-requirements"]()
+    long = node_plan._replace(
+        requirements=(*node_plan.requirements, *(f"word-{number}" for number in range(99)))
     )
     assert "word-0 word-1" in " ".join(to_table(long, explain(long, {}), 80).split())
     assert "word-98" in to_table(long, explain(long, {}), 80)
@@ -153,13 +150,15 @@ Ranks, 2 hosts x 2 (* is this host):
 
 @pytest.mark.parametrize("name", MAPS)
 def test_a_map_says_which_rank_is_where(name: str) -> None:
-    made, shown = MAPS[name]
-    assert "\n".join(rank_map(make_job(made).placement, made.devices)) == shown
+    job_environment, shown = MAPS[name]
+    assert (
+        "\n".join(rank_map(make_job(job_environment).placement, job_environment.devices)) == shown
+    )
 
 
 def test_the_table_as_json_says_the_same() -> None:
-    made = SCENARIOS["torch-two-hosts-efa"]()
-    rows = json.loads(to_json(made, explain(made, {})))["rows"]
+    node_plan = SCENARIOS["torch-two-hosts-efa"]()
+    rows = json.loads(to_json(node_plan, explain(node_plan, {})))["rows"]
     assert {
         "kind": "flag",
         "name": "--node-rank",
@@ -217,30 +216,30 @@ def test_a_refusal_is_masked_too(tmp_path: Path, command: tuple[str, ...]) -> No
         "sagemaker_submit_directory": f"ftp://me:{SECRET}@host/code",
     }
     write_inputs(tmp_path, "", {**wrong, "sagemaker_mpi_num_of_processes_per_host": SECRET}, {})
-    with Launcher(tmp_path, *command) as made:
-        assert made.wait() == 64
-    assert "is not a count" in made.text
-    assert SECRET not in made.text + made.failure
+    with Launcher(tmp_path, *command) as launcher:
+        assert launcher.wait() == 64
+    assert "is not a count" in launcher.text
+    assert SECRET not in launcher.text + launcher.failure
 
 
 def test_the_whole_table_in_the_jobs_log_where_asked_for(tmp_path: Path) -> None:
     variables = write_secret_inputs(tmp_path)
-    with Launcher(tmp_path, variables={**variables, "TRAINWORKS_EXPLAIN": "1"}) as made:
-        assert made.wait() == 0
-    assert "trainworks:   SM_HP_EPOCHS" in made.text
+    with Launcher(tmp_path, variables={**variables, "TRAINWORKS_EXPLAIN": "1"}) as launcher:
+        assert launcher.wait() == 0
+    assert "trainworks:   SM_HP_EPOCHS" in launcher.text
     assert (
-        made.text.index("mode none, host algo-1")
-        < made.text.index("SM_HP_EPOCHS")
-        < made.text.index("\ntrained")
+        launcher.text.index("mode none, host algo-1")
+        < launcher.text.index("SM_HP_EPOCHS")
+        < launcher.text.index("\ntrained")
     )
-    assert SECRET not in made.text
+    assert SECRET not in launcher.text
     with Launcher(tmp_path, variables={**variables, "TRAINWORKS_EXPLAIN": "0"}) as quiet:
         assert quiet.wait() == 0
     assert "SM_HP_EPOCHS" not in quiet.text
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--plam",), "did you mean '--plan'?"),
         (("--procs", "2"), "did you mean '--processes-per-host'?"),
@@ -268,12 +267,12 @@ def test_the_whole_table_in_the_jobs_log_where_asked_for(tmp_path: Path) -> None
     ],
 )
 def test_a_wrong_word_is_answered_with_the_nearest_right_one(
-    tmp_path: Path, words: tuple[str, ...], said: str
+    tmp_path: Path, words: tuple[str, ...], message: str
 ) -> None:
-    with Launcher(tmp_path, *words) as made:
-        assert made.wait() == 64
-    assert said in made.text
-    assert "Traceback" not in made.text
+    with Launcher(tmp_path, *words) as launcher:
+        assert launcher.wait() == 64
+    assert message in launcher.text
+    assert "Traceback" not in launcher.text
 
 
 def test_a_script_without_a_word_before_it_is_answered_with_what_to_write(tmp_path: Path) -> None:
@@ -286,9 +285,9 @@ def test_a_script_without_a_word_before_it_is_answered_with_what_to_write(tmp_pa
         "--lr",
         "3",
     )
-    ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=TIME_OUT)
-    assert ended.returncode == 127
-    assert "to train with it, write: train -- t.py --lr 3" in ended.stderr
+    result = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=TIME_OUT)
+    assert result.returncode == 127
+    assert "to train with it, write: train -- t.py --lr 3" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -298,25 +297,27 @@ def test_options_and_commands_go_together_in_any_order(
     tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     write_inputs(tmp_path, "", {}, {})
-    with Launcher(tmp_path, *words) as made:
-        assert made.wait() == 0
-    assert json.loads(made.text)["mode"] == "none"
+    with Launcher(tmp_path, *words) as launcher:
+        assert launcher.wait() == 0
+    assert json.loads(launcher.text)["mode"] == "none"
 
 
 def test_arguments_of_the_command_line_are_not_called_hyperparameters() -> None:
-    made = plan(environment(invocation=Invocation(("train.py", "--lr", "1"))))
-    (why,) = [reason.why for reason in made.why if reason.subject == "arguments"]
+    node_plan = plan(environment(invocation=Invocation(("train.py", "--lr", "1"))))
+    (why,) = [reason.why for reason in node_plan.why if reason.subject == "arguments"]
     assert why == "as on the command line"
 
 
 @pytest.mark.parametrize("words", [("--help",), ("train", "-h"), ("explain", "-h")])
 def test_the_help_has_every_command_option_and_mode(tmp_path: Path, words: tuple[str, ...]) -> None:
-    with Launcher(tmp_path, *words) as made:
-        assert made.wait() == 0
-    assert [switch for switch in SWITCHES if switch not in made.text] == []
+    with Launcher(tmp_path, *words) as launcher:
+        assert launcher.wait() == 0
+    assert [switch for switch in SWITCHES if switch not in launcher.text] == []
     for command in COMMANDS:
-        assert f"train {command.name}" in made.text
-        shown = {option.name: made.text.count(f"\n  {option.name} ") for option in command.options}
+        assert f"train {command.name}" in launcher.text
+        shown = {
+            option.name: launcher.text.count(f"\n  {option.name} ") for option in command.options
+        }
         assert shown == dict.fromkeys(shown, 1)
 
 
@@ -343,8 +344,10 @@ def of_group(current: str, name: str, kind: str) -> dict[str, Json]:
 
 def test_another_hosts_plan_has_that_hosts_names_group_type_and_devices() -> None:
     config = of_group("algo-1", "trainers", "ml.fast.xlarge")
-    made = environment({"sagemaker_mpi_enabled": "true"}, resource_config=config, devices=HERE)
-    third, second = plan(made, "algo-3").env, plan(made, "algo-2").env
+    job_environment = environment(
+        {"sagemaker_mpi_enabled": "true"}, resource_config=config, devices=HERE
+    )
+    third, second = plan(job_environment, "algo-3").env, plan(job_environment, "algo-2").env
     assert (third["SM_NUM_GPUS"], second["SM_NUM_GPUS"]) == ("2", "0"), (
         "own type: as seen here; other type: the table"
     )
@@ -364,15 +367,15 @@ def test_another_hosts_plan_has_that_hosts_names_group_type_and_devices() -> Non
 def test_a_hosts_plan_is_the_same_from_wherever_it_is_asked_for(mode: str) -> None:
     config = of_group("algo-1", "trainers", "ml.fast.xlarge")
     table = Devices(gpus=8, cpus=96, efa=None)
-    here = environment({mode: "true"}, resource_config=config, devices=table)
-    there = environment(
+    own_environment = environment({mode: "true"}, resource_config=config, devices=table)
+    other_environment = environment(
         {mode: "true"},
         resource_config=of_group("algo-2", "loaders", "ml.plain.xlarge"),
         devices=Devices(gpus=0, cpus=96, efa=None),
         hostname="algo-2",
     )
-    assert plan(here, "algo-2") == plan(there)
-    assert plan(there, "algo-1") == plan(here)
+    assert plan(own_environment, "algo-2") == plan(other_environment)
+    assert plan(other_environment, "algo-1") == plan(own_environment)
 
 
 def test_options_are_words_with_or_without_an_equals_sign() -> None:

@@ -1,6 +1,6 @@
-"""What the script is given: the job's host, groups and log level as variables.
+"""Test the variables of the script: the job's host, groups and log level.
 
-What cannot be one is refused.
+A value that cannot be one is refused.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ GROUPS: dict[str, Json] = {
 def variables(
     config: Mapping[str, Json], host: str = "", **hyperparameters: Json
 ) -> Mapping[str, str]:
-    made = environment(hyperparameters, resource_config=MappingProxyType(dict(config)))
-    return exported_variables(make_job(made, host))
+    job_environment = environment(hyperparameters, resource_config=MappingProxyType(dict(config)))
+    return exported_variables(make_job(job_environment, host))
 
 
 def problems(hyperparameters: Mapping[str, Json], **changes: object) -> tuple[str, ...]:
@@ -74,9 +74,9 @@ def test_groups_take_part_only_if_something_is_distributed() -> None:
         "hosts": ["a", "b"],
     }
     one: dict[str, Json] = {**GROUPS, "hosts": ["a", "b"], "instance_groups": [group]}
-    made = variables(one, sagemaker_torch_distributed_enabled=True)
-    assert made["SM_DISTRIBUTION_INSTANCE_GROUPS"] == '["one"]'
-    assert json.loads(made["SM_TRAINING_ENV"])["distribution_hosts"] == ["a", "b"]
+    exported = variables(one, sagemaker_torch_distributed_enabled=True)
+    assert exported["SM_DISTRIBUTION_INSTANCE_GROUPS"] == '["one"]'
+    assert json.loads(exported["SM_TRAINING_ENV"])["distribution_hosts"] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -92,11 +92,11 @@ def test_groups_take_part_only_if_something_is_distributed() -> None:
 def test_the_log_level_is_the_jobs_else_the_containers(
     hyperparameter: Json, variable: str, expected: str
 ) -> None:
-    made = environment(
+    job_environment = environment(
         {"sagemaker_container_log_level": hyperparameter},
         variables={"SAGEMAKER_CONTAINER_LOG_LEVEL": variable},
     )
-    assert plan(made).env["SM_LOG_LEVEL"] == expected
+    assert plan(job_environment).env["SM_LOG_LEVEL"] == expected
 
 
 @pytest.mark.parametrize("value", ["loud", True, -1, 2.5, [20]])
@@ -222,9 +222,9 @@ def test_the_usual_interface_is_named_where_the_platform_names_none() -> None:
 def test_the_region_is_the_jobs_else_the_platforms(
     hyperparameter: str, region: str, default: str, expected: str
 ) -> None:
-    given = {"AWS_REGION": region, "AWS_DEFAULT_REGION": default}
-    made = environment({"sagemaker_region": hyperparameter}, variables=given)
-    assert plan(made).env["SAGEMAKER_REGION"] == expected
+    host_variables = {"AWS_REGION": region, "AWS_DEFAULT_REGION": default}
+    job_environment = environment({"sagemaker_region": hyperparameter}, variables=host_variables)
+    assert plan(job_environment).env["SAGEMAKER_REGION"] == expected
 
 
 @pytest.mark.parametrize("depth", [NESTING_LIMIT + 1, 100_000])
@@ -253,5 +253,7 @@ def test_a_byte_order_mark_does_not_make_a_file_unreadable(tmp_path: Path) -> No
     write_inputs(tmp_path, "", {"epochs": 3}, {})
     path = tmp_path / "input/config/hyperparameters.json"
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-    made = read_environment({"SAGEMAKER_BASE_DIR": str(tmp_path), "PATH": "/usr/bin:/bin"})
-    assert (made.problems, made.hyperparameters["epochs"]) == ((), 3)
+    job_environment = read_environment(
+        {"SAGEMAKER_BASE_DIR": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    )
+    assert (job_environment.problems, job_environment.hyperparameters["epochs"]) == ((), 3)

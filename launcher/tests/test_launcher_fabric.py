@@ -57,9 +57,9 @@ def test_an_instance_with_efa_and_no_device_is_told() -> None:
 
 
 def test_what_the_container_sets_is_kept() -> None:
-    made = choose_fabric(manifest(), EFA, "ml.fast.xlarge", 2, {"FI_PROVIDER": "tcp"})
-    assert "FI_PROVIDER" not in made.variables
-    assert ("FI_PROVIDER", "kept as the container's environment has it") in made.reasons
+    fabric = choose_fabric(manifest(), EFA, "ml.fast.xlarge", 2, {"FI_PROVIDER": "tcp"})
+    assert "FI_PROVIDER" not in fabric.variables
+    assert ("FI_PROVIDER", "kept as the container's environment has it") in fabric.reasons
 
 
 ROWS = tomllib.loads((REPOSITORY / "images" / "instances.toml").read_text(encoding="utf-8"))[
@@ -82,7 +82,7 @@ KNOWN = {
     "ml.g5.48xlarge": PLAIN,
     "ml.g4dn.12xlarge": PLAIN,
 }
-"""What the guides say of instance types that people ask about.
+"""Words of the guides about instance types that people ask about.
 
 The other rows have to agree with themselves.
 """
@@ -90,19 +90,21 @@ The other rows have to agree with themselves.
 
 def image(**changes: Json) -> Manifest:
     """A manifest with the real instance table."""
-    rows: dict[str, Json] = {
-        row["name"]: {name: row[name] for name in ("efa", "efa_rdma")} for row in ROWS
-    }
+    rows: dict[str, Json] = {}
+    for row in ROWS:
+        rows[row["name"]] = {"efa": row["efa"], "efa_rdma": row["efa_rdma"]}
     return parse_manifest(json.dumps({**manifest_document(instances=rows), **changes}), "made-up")
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
 def test_every_instance_type(row: dict[str, Json]) -> None:
-    """Its own devices seen, its devices hidden, and planned from elsewhere:
-    what is set, and that each has a reason.
+    """Plan with its own devices seen, with its devices hidden, and from elsewhere: each variable
+    that is set has a reason.
     """
     name = str(row["name"])
-    expected = (RDMA if row["efa_rdma"] else PLAIN) if row["efa"] else {}
+    expected = {}
+    if row["efa"]:
+        expected = RDMA if row["efa_rdma"] else PLAIN
     assert expected == KNOWN.get(name, expected)
     devices = ("rdmap16s27", "rdmap32s27") if row["efa"] else ()
     seen = choose_fabric(image(), Devices(efa=devices), name, 2, {})
@@ -142,17 +144,17 @@ def test_the_images_versions_decide_the_variables() -> None:
 
 def test_an_image_that_says_nothing_gets_what_every_version_takes() -> None:
     """The launcher's own list is that of the rows for an image without known versions."""
-    rules = [
-        rule
-        for rule in RULES
-        if all("absent" in allowed for allowed in rule.get("when", {}).values())
-    ]
+    rules = []
+    for rule in RULES:
+        conditions = rule.get("when", {}).values()
+        if all("absent" in allowed for allowed in conditions):
+            rules.append(rule)
     expected = {rule["name"]: rule["value"] for rule in rules}
     assert {variable.name: variable.value for variable in GENERIC_FABRIC} == expected
 
 
 @pytest.mark.parametrize(
-    ("given", "expected", "said"),
+    ("interface", "expected", "message"),
     [
         ("eth0", "eth0", ""),
         ("eth0,eth1", "eth0,eth1", ""),
@@ -173,19 +175,23 @@ def test_an_image_that_says_nothing_gets_what_every_version_takes() -> None:
         ),
     ],
 )
-def test_network_interfaces_that_exist_are_used(given: str, expected: str, said: str) -> None:
+def test_network_interfaces_that_exist_are_used(
+    interface: str, expected: str, message: str
+) -> None:
     devices = Devices(interfaces=("eth0", "eth1"), reaching="eth1")
-    asked = environment(
+    job_environment = environment(
         {"sagemaker_mpi_enabled": True},
         hosts=("a", "b"),
         host="a",
-        interface=given,
+        interface=interface,
         devices=devices,
     )
-    made = plan(asked)
-    assert made.env["NCCL_SOCKET_IFNAME"] == made.env["GLOO_SOCKET_IFNAME"] == expected
-    assert made.argv[made.argv.index("btl_tcp_if_include") + 1] == expected
-    assert [warning.startswith(said) for warning in made.warnings] == ([True] if said else [])
+    node_plan = plan(job_environment)
+    assert node_plan.env["NCCL_SOCKET_IFNAME"] == node_plan.env["GLOO_SOCKET_IFNAME"] == expected
+    assert node_plan.argv[node_plan.argv.index("btl_tcp_if_include") + 1] == expected
+    assert [warning.startswith(message) for warning in node_plan.warnings] == (
+        [True] if message else []
+    )
 
 
 @pytest.mark.parametrize(
@@ -203,7 +209,7 @@ def test_network_interfaces_that_exist_are_used(given: str, expected: str, said:
 def test_open_mpi_keeps_to_the_interface_that_reaches_the_others(
     changed: Mapping[str, Any], expected: str | None
 ) -> None:
-    """Each host has its own variable, where nobody names an interface.
+    """Set the variable of each host, where no user names an interface.
 
     Mpirun would spread that of the leader.
     """
@@ -211,14 +217,16 @@ def test_open_mpi_keeps_to_the_interface_that_reaches_the_others(
         "devices": Devices(interfaces=("eth0", "eth1", "lo"), routed="eth0"),
         "hosts": ("a", "b"),
     }
-    given = {**several, "interface": "", **changed}
-    made = plan(
-        environment({"sagemaker_mpi_enabled": True, **given.pop("asked", {})}, host="a", **given)
+    variables = {**several, "interface": "", **changed}
+    node_plan = plan(
+        environment(
+            {"sagemaker_mpi_enabled": True, **variables.pop("asked", {})}, host="a", **variables
+        )
     )
     name = "OMPI_MCA_btl_tcp_if_include"
-    assert made.env.get(name) == expected
-    assert (name in made.hidden) == (expected is not None)
-    assert expected is None or "btl_tcp_if_include" not in made.argv
+    assert node_plan.env.get(name) == expected
+    assert (name in node_plan.hidden) == (expected is not None)
+    assert expected is None or "btl_tcp_if_include" not in node_plan.argv
 
 
 @pytest.mark.parametrize(
@@ -227,34 +235,37 @@ def test_open_mpi_keeps_to_the_interface_that_reaches_the_others(
 def test_the_flags_that_the_guide_recommends_reach_every_rank_once(
     kind: str, left_out: str
 ) -> None:
-    """But on a type whose devices read no remote memory: libfabric aborts where
-    that is asked for.
+    """Leave out a type whose devices read no remote memory: libfabric aborts where that is asked
+    for.
     """
     recommended = "-x FI_EFA_USE_DEVICE_RDMA=1 -x FI_PROVIDER=efa -x RDMAV_FORK_SAFE=1"
-    asked: dict[str, Json] = {
+    hyperparameters: dict[str, Json] = {
         "sagemaker_mpi_enabled": True,
         "sagemaker_mpi_num_of_processes_per_host": 8,
         "sagemaker_mpi_custom_mpi_options": recommended,
         "mp_parameters": {"pipeline_parallel_degree": 2, "ddp": True},
     }
-    rows: dict[str, Json] = {
-        row["name"]: {name: row[name] for name in ("gpus", "efa", "efa_rdma")}
-        for row in ROWS
-        if row["name"] == kind
-    }
+    rows: dict[str, Json] = {}
+    for row in ROWS:
+        if row["name"] == kind:
+            rows[kind] = {name: row[name] for name in ("gpus", "efa", "efa_rdma")}
     image = parse_manifest(json.dumps(manifest_document(instances=rows)), "made-up")
     devices = Devices(gpus=8, cpus=8, interfaces=("eth0", "lo"), efa=("rdmap16s27",))
     hosts = ("algo-1", "algo-2")
-    made = plan(
-        environment(asked, hosts=hosts, instance_type=kind, devices=devices, manifest=image)
+    node_plan = plan(
+        environment(
+            hyperparameters, hosts=hosts, instance_type=kind, devices=devices, manifest=image
+        )
     )
-    exported = [made.argv[place + 1] for place, word in enumerate(made.argv) if word == "-x"]
+    exported = [
+        node_plan.argv[place + 1] for place, word in enumerate(node_plan.argv) if word == "-x"
+    ]
     for name, value in (flag.split("=") for flag in recommended.split("-x ")[1:]):
-        given = [word for word in exported if word.partition("=")[0] == name]
+        exported_words = [word for word in exported if word.partition("=")[0] == name]
         if name == left_out:
-            assert given == []
-            assert name not in made.env
-            assert any(name in warning for warning in made.warnings)
+            assert exported_words == []
+            assert name not in node_plan.env
+            assert any(name in warning for warning in node_plan.warnings)
             continue
-        assert len(given) == 1
-        assert value.strip() == (given[0].partition("=")[2] or made.env[name])
+        assert len(exported_words) == 1
+        assert value.strip() == (exported_words[0].partition("=")[2] or node_plan.env[name])

@@ -1,6 +1,6 @@
-"""What a host brings in before the start: code from S3, a project, requirements from private
-indexes. Real pip, real S3 server, real clients; and no secret in an argument of any process or in
-the log.
+"""Test the things that a host brings in before the start: code from S3, a project, requirements
+from private indexes. Real pip, real S3 server, real clients; and no secret in an argument of any
+process or in the log.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Index(http.server.ThreadingHTTPServer):
 
     And the two calls of CodeArtifact that lead there.
 
-    Whoever asks it is looked at: ``seen`` has every command line of the machine, while pip was
-    asking, with the token.
+    Every process that asks the index is looked at: ``seen`` has every command line of the machine,
+    while pip was asking, with the token.
     """
 
     daemon_threads = True
@@ -113,7 +113,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.headers.get("Authorization") != f"Basic {expected}":
             self.answer(401, b"who are you?", WWW_Authenticate='Basic realm="index"')
             return
-        # The whole address where it is asked as a proxy.
+        # The whole address where a client asks the index as a proxy.
         server.served.append(self.path)
         if self.path.endswith("/simple/greeting/"):
             digest = hashlib.sha256(server.content).hexdigest()
@@ -150,10 +150,10 @@ def run(
     files: Mapping[str, str],
     variables: Mapping[str, str],
     python: str = "",
-    **given: Json,
+    **hyperparameters: Json,
 ) -> Launcher:
     """A job with these files of code, to its end."""
-    write_inputs(base, "", given, {})
+    write_inputs(base, "", hyperparameters, {})
     for name, text in files.items():
         (base / "code" / name).parent.mkdir(parents=True, exist_ok=True)
         (base / "code" / name).write_text(text, encoding="utf-8")
@@ -164,9 +164,9 @@ def finish(base: Path, variables: Mapping[str, str], programs: Mapping[str, str]
     manifest = write_manifest(base / "image.json", programs)
     with Launcher(
         base, variables={"TRAINWORKS_IMAGE_MANIFEST": str(manifest), **variables}
-    ) as made:
-        made.status = made.wait()
-    return made
+    ) as launcher:
+        launcher.status = launcher.wait()
+    return launcher
 
 
 USES_GREETING = {
@@ -179,13 +179,13 @@ USES_GREETING = {
 def test_a_private_index_through_netrc(tmp_path: Path, index: Index) -> None:
     netrc = tmp_path / ".netrc"
     netrc.write_text(f"machine 127.0.0.1 login {USER} password {TOKEN}\n", encoding="utf-8")
-    made = run(
+    launcher = run(
         tmp_path, USES_GREETING, pip_variables(tmp_path, PIP_INDEX_URL=f"{index.address}/simple/")
     )
-    assert made.status == 0, made.text
-    assert "GOT installed from the private index" in made.text
+    assert launcher.status == 0, launcher.text
+    assert "GOT installed from the private index" in launcher.text
     assert set(index.served) == {"/simple/greeting/", f"/file/{index.file}"}
-    assert TOKEN not in made.text
+    assert TOKEN not in launcher.text
     assert index.seen == []
 
 
@@ -226,14 +226,14 @@ def test_what_pip_would_use_is_used(
             "folder": str(tmp_path / "wheels"),
             "ca": str(tmp_path / "ca.pem"),
         }
-        given = {name: value.format_map(values) for name, value in variables.items()}
+        values_given = {name: value.format_map(values) for name, value in variables.items()}
         if file not in ("", "tls"):
             (tmp_path / "pip.conf").write_text(file.format_map(values), encoding="utf-8")
-            given["PIP_CONFIG_FILE"] = str(tmp_path / "pip.conf")
-        made = run(tmp_path, USES_GREETING, {**pip_variables(tmp_path), **given})
-        assert made.status == 0, made.text
-        assert "GOT installed from the private index" in made.text
-        assert TOKEN not in made.text
+            values_given["PIP_CONFIG_FILE"] = str(tmp_path / "pip.conf")
+        launcher = run(tmp_path, USES_GREETING, {**pip_variables(tmp_path), **values_given})
+        assert launcher.status == 0, launcher.text
+        assert "GOT installed from the private index" in launcher.text
+        assert TOKEN not in launcher.text
         assert index.seen == []
 
 
@@ -249,37 +249,39 @@ def test_what_pip_would_use_is_used(
 def test_an_index_that_cannot_be_reached_is_the_reason(
     tmp_path: Path, variables: Mapping[str, str], reason: str
 ) -> None:
-    """In the first line: a host without a network, or behind a proxy that shows
-    its own certificate.
+    """Name the index in the first line: a host without a network, or behind a proxy that shows its
+    own certificate.
     """
     with serving(Index(make_authority(tmp_path))) as index:
         values = {"closed": free_port(), "address": index.address}
-        given = {name: value.format_map(values) for name, value in variables.items()}
-        made = run(tmp_path, USES_GREETING, pip_variables(tmp_path, **given))
-    assert made.status == 65
-    first = made.failure.splitlines()[0]
-    assert given["PIP_INDEX_URL"].partition("/simple")[0] in first
+        pip_values = {name: value.format_map(values) for name, value in variables.items()}
+        launcher = run(tmp_path, USES_GREETING, pip_variables(tmp_path, **pip_values))
+    assert launcher.status == 65
+    first = launcher.failure.splitlines()[0]
+    assert pip_values["PIP_INDEX_URL"].partition("/simple")[0] in first
     assert reason in first
-    host = given["PIP_INDEX_URL"].partition("//")[2].partition("/")[0]
+    host = pip_values["PIP_INDEX_URL"].partition("//")[2].partition("/")[0]
     assert first.startswith(f"the package index {host} cannot be reached: ") is (reason != "401")
 
 
 def test_an_index_of_the_file_that_does_not_answer_is_left_out(
     tmp_path: Path, index: Index
 ) -> None:
-    """As pip does; an index of pip's settings is not, which may be the private one."""
+    """Leave the index out as pip does; an index of pip's settings is not, which may be the private
+    one.
+    """
     own = index.address.replace("://", f"://{USER}:{TOKEN}@")
     files = {
         **USES_GREETING,
         "requirements.txt": f"--extra-index-url http://127.0.0.1:{free_port()}/simple\ngreeting\n",
     }
-    made = run(tmp_path, files, pip_variables(tmp_path, PIP_INDEX_URL=f"{own}/simple/"))
-    assert made.status == 0, made.text
-    assert "/simple does not answer: it is left out, as pip does" in made.text
+    launcher = run(tmp_path, files, pip_variables(tmp_path, PIP_INDEX_URL=f"{own}/simple/"))
+    assert launcher.status == 0, launcher.text
+    assert "/simple does not answer: it is left out, as pip does" in launcher.text
 
 
 def test_two_files_of_pip_that_say_the_same(tmp_path: Path, index: Index) -> None:
-    """The user's own wins over the machine's, whatever their names are."""
+    """Prefer the user's own file to the machine's, with any names of the two."""
     own = index.address.replace("://", f"://{USER}:{TOKEN}@")
     for name, address in (
         (".config/pip", f"{own}/simple/"),
@@ -291,23 +293,25 @@ def test_two_files_of_pip_that_say_the_same(tmp_path: Path, index: Index) -> Non
         )
     variables = pip_variables(tmp_path, HOME=str(tmp_path), XDG_CONFIG_DIRS=str(tmp_path / "zone"))
     del variables["PIP_CONFIG_FILE"]
-    made = run(tmp_path, USES_GREETING, variables)
-    assert made.status == 0, made.text
+    launcher = run(tmp_path, USES_GREETING, variables)
+    assert launcher.status == 0, launcher.text
 
 
 def test_a_failed_installation_begins_with_uvs_reason(tmp_path: Path, index: Index) -> None:
     netrc = tmp_path / ".netrc"
     netrc.write_text(f"machine 127.0.0.1 login {USER} password {TOKEN}\n", encoding="utf-8")
     files = {"train.py": "", "requirements.txt": "no-such-package-of-ours\n"}
-    made = run(tmp_path, files, pip_variables(tmp_path, PIP_INDEX_URL=f"{index.address}/simple/"))
-    assert made.status == 65
-    reason, place = made.failure.splitlines()[:2]
+    launcher = run(
+        tmp_path, files, pip_variables(tmp_path, PIP_INDEX_URL=f"{index.address}/simple/")
+    )
+    assert launcher.status == 65
+    reason, place = launcher.failure.splitlines()[:2]
     assert "no-such-package-of-ours was not found in the package registry" in reason
     assert (
         place
         == f"installing requirements.txt on host {os.uname().nodename} (mode none): exit status 1"
     )
-    assert TOKEN not in made.text + made.failure
+    assert TOKEN not in launcher.text + launcher.failure
 
 
 def test_a_project_is_installed_and_runs_as_a_module_of_itself(tmp_path: Path) -> None:
@@ -319,15 +323,15 @@ def test_a_project_is_installed_and_runs_as_a_module_of_itself(tmp_path: Path) -
             "print('GOT', sibling.WORDS, importlib.metadata.version('project'))\n"
         ),
     }
-    made = run(
+    launcher = run(
         tmp_path,
         files,
         pip_variables(tmp_path, PIP_NO_INDEX="1"),
         sagemaker_program="package/train.py",
     )
-    assert made.status == 0, made.text
-    assert "trainworks: installing the project (pyproject.toml)" in made.text
-    assert "GOT imported by its package 1.0" in made.text
+    assert launcher.status == 0, launcher.text
+    assert "trainworks: installing the project (pyproject.toml)" in launcher.text
+    assert "GOT imported by its package 1.0" in launcher.text
 
 
 @pytest.mark.engine
@@ -343,9 +347,9 @@ def test_a_project_of_setuptools(tmp_path: Path) -> None:
         ),
     }
     variables = pip_variables(tmp_path, PIP_NO_INDEX="1", PIP_NO_BUILD_ISOLATION="0")
-    made = run(tmp_path, files, variables, python, sagemaker_program="old.train")
-    assert made.status == 0, made.text
-    assert "GOT 2.0 old" in made.text
+    launcher = run(tmp_path, files, variables, python, sagemaker_program="old.train")
+    assert launcher.status == 0, launcher.text
+    assert "GOT 2.0 old" in launcher.text
 
 
 # --- CodeArtifact ---------------------------------------------------------------------------------
@@ -371,11 +375,13 @@ def test_what_is_no_arn_of_a_repository(arn: str) -> None:
 
 
 def test_a_wrong_arn_is_refused_at_the_start(tmp_path: Path) -> None:
-    made = run(tmp_path, USES_GREETING, pip_variables(tmp_path, CA_REPOSITORY_ARN="shared/wheels"))
-    assert made.status == 64
+    launcher = run(
+        tmp_path, USES_GREETING, pip_variables(tmp_path, CA_REPOSITORY_ARN="shared/wheels")
+    )
+    assert launcher.status == 64
     assert (
         "its form is arn:aws:codeartifact:REGION:ACCOUNT:repository/DOMAIN/REPOSITORY"
-        in made.failure
+        in launcher.failure
     )
 
 
@@ -393,7 +399,7 @@ AWS = {
     "AWS_REGION": "eu-west-1",
 }
 PLAIN_PYTHON = "/usr/bin/python3"
-"""One without boto3, so that the aws command line is what is left."""
+"""Programs without boto3, so that only the aws command line is left."""
 
 
 def programs_with(client: str) -> dict[str, str]:
@@ -436,16 +442,16 @@ def test_codeartifact_gives_a_token_that_nobody_sees(
     )
     write_inputs(tmp_path, script, {}, {})
     (tmp_path / "code/requirements.txt").write_text("greeting\n", encoding="utf-8")
-    made = finish(tmp_path, variables, programs)
-    assert made.status == 0, made.text
-    assert f"trainworks: pip installs from {index.address}/pypi/wheels/simple/" in made.text
-    assert "GOT installed from the private index None" in made.text
-    assert "'netrc'" not in made.text
+    launcher = finish(tmp_path, variables, programs)
+    assert launcher.status == 0, launcher.text
+    assert f"trainworks: pip installs from {index.address}/pypi/wheels/simple/" in launcher.text
+    assert "GOT installed from the private index None" in launcher.text
+    assert "'netrc'" not in launcher.text
     assert len(index.calls) == 2
     assert all(
         "domain=shared" in call and "domain-owner=123456789012" in call for call in index.calls
     )
-    assert TOKEN not in made.text
+    assert TOKEN not in launcher.text
     assert index.seen == []
 
 
@@ -459,11 +465,11 @@ def test_codeartifact_that_refuses_is_the_reason(tmp_path: Path, client: str) ->
     )
     write_inputs(tmp_path, "", {}, {})
     (tmp_path / "code/requirements.txt").write_text("greeting\n", encoding="utf-8")
-    made = finish(tmp_path, {**variables, "AWS_MAX_ATTEMPTS": "1"}, programs)
-    assert made.status == 65
+    launcher = finish(tmp_path, {**variables, "AWS_MAX_ATTEMPTS": "1"}, programs)
+    assert launcher.status == 65
     start = "CodeArtifact gives no access to shared/wheels of account 123456789012 in eu-west-1: "
-    assert made.failure.startswith(start)
-    assert "Could not connect to the endpoint URL" in made.failure
+    assert launcher.failure.startswith(start)
+    assert "Could not connect to the endpoint URL" in launcher.failure
 
 
 # --- S3 -------------------------------------------------------------------------------------------
@@ -512,7 +518,7 @@ def upload(address: str, place: Path, key: str, files: Mapping[str, str]) -> str
 def job_from(address: str, base: Path, location: str, client: str, **more: str) -> Launcher:
     """A job whose code is at ``location``, to its end.
 
-    Nobody may show the secret in a command line meanwhile.
+    No process may show the secret in a command line meanwhile.
     """
     programs = programs_with(client)
     write_inputs(
@@ -530,15 +536,15 @@ def job_from(address: str, base: Path, location: str, client: str, **more: str) 
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        made = finish(
+        launcher = finish(
             base, pip_variables(base, **{"S3_ENDPOINT_URL": address, **AWS, **more}), programs
         )
     finally:
         over.set()
         watcher.join()
     assert seen == []
-    assert SECRET not in made.text + made.failure
-    return made
+    assert SECRET not in launcher.text + launcher.failure
+    return launcher
 
 
 @pytest.mark.engine
@@ -552,37 +558,37 @@ def test_code_from_s3_wins_over_what_the_image_has(
         "helper.py": "WORDS = 'GOT S3'",
     }
     location = upload(store, tmp_path, "job/sourcedir.tar.gz", files)
-    made = job_from("", tmp_path, location, client, **{variable: store})
-    assert made.status == 0, made.text
-    assert "GOT S3 ['--epochs', '3']" in made.text
-    assert "baked in" not in made.text
+    launcher = job_from("", tmp_path, location, client, **{variable: store})
+    assert launcher.status == 0, launcher.text
+    assert "GOT S3 ['--epochs', '3']" in launcher.text
+    assert "baked in" not in launcher.text
     directory = tmp_path / "code"
     assert (
         f"the code of {location} is laid over 1 file(s) that are in {directory} already, and wins"
-        in made.text
+        in launcher.text
     )
 
 
 @pytest.mark.engine
 def test_what_is_fetched_is_planned_again(tmp_path: Path, store: str, index: Index) -> None:
-    """Its requirements are installed, and its entry point is looked for, once it is there."""
+    """Install the requirements and look for the entry point of the code once it is there."""
     (tmp_path / "good").mkdir()
     (tmp_path / "good/.netrc").write_text(
         f"machine 127.0.0.1 login {USER} password {TOKEN}\n", encoding="utf-8"
     )
     location = upload(store, tmp_path, "with-requirements.tar.gz", USES_GREETING)
-    made = job_from(
+    launcher = job_from(
         store, tmp_path / "good", location, "boto3", PIP_INDEX_URL=f"{index.address}/simple/"
     )
-    assert made.status == 0, made.text
-    assert "GOT installed from the private index" in made.text
+    assert launcher.status == 0, launcher.text
+    assert "GOT installed from the private index" in launcher.text
     (tmp_path / "bad").mkdir()
     location = upload(store, tmp_path, "without.tar.gz", {"main.py": "", "tran.py": ""})
     write_inputs(tmp_path / "bad", "", {}, {})
-    made = job_from(store, tmp_path / "bad", location, "boto3", SAGEMAKER_PROGRAM="trian.py")
-    assert made.status == 64
-    assert "file not found: 'trian.py' in " in made.failure
-    assert "did you mean 'tran.py'?" in made.failure
+    launcher = job_from(store, tmp_path / "bad", location, "boto3", SAGEMAKER_PROGRAM="trian.py")
+    assert launcher.status == 64
+    assert "file not found: 'trian.py' in " in launcher.failure
+    assert "did you mean 'tran.py'?" in launcher.failure
 
 
 @pytest.mark.engine
@@ -608,7 +614,7 @@ def test_every_host_fetches_for_itself(
         "SAGEMAKER_PROGRAM": program,
         **AWS,
     }
-    made = []
+    launchers = []
     with contextlib.ExitStack() as stack:
         for host in hosts:
             config: dict[str, Json] = {
@@ -618,13 +624,13 @@ def test_every_host_fetches_for_itself(
             }
             write_inputs(tmp_path / host, "", {"sagemaker_submit_directory": location}, config)
             (tmp_path / host / "code/train.py").unlink()
-            made.append(stack.enter_context(Launcher(tmp_path / host, variables=shared)))
-        assert [launcher.wait() for launcher in made] == [status, status], (
-            made[0].text + made[1].text
+            launchers.append(stack.enter_context(Launcher(tmp_path / host, variables=shared)))
+        assert [launcher.wait() for launcher in launchers] == [status, status], (
+            launchers[0].text + launchers[1].text
         )
-    for host, launcher in zip(hosts, made, strict=True):
+    for host, launcher in zip(hosts, launchers, strict=True):
         assert (f"GOT {host}" in launcher.text) is (status == 0)
-        assert launcher.failure == made[0].failure
+        assert launcher.failure == launchers[0].failure
         assert ("file not found: 'absent.py'" in launcher.failure) is (status == 64)
 
 
@@ -637,30 +643,30 @@ def test_every_host_fetches_for_itself(
 def test_what_is_not_there_is_the_reason(
     tmp_path: Path, store: str, client: str, location: str, words: str
 ) -> None:
-    made = job_from(store, tmp_path, location, client)
-    assert made.status == 65
-    first = made.failure.splitlines()[0]
+    launcher = job_from(store, tmp_path, location, client)
+    assert launcher.status == 65
+    first = launcher.failure.splitlines()[0]
     assert first.startswith(f"cannot fetch {location} at {store}: ")
     assert words in first
-    assert "baked in" not in made.text
+    assert "baked in" not in launcher.text
 
 
 @pytest.mark.engine
 @pytest.mark.parametrize("client", ["boto3", "aws"])
 def test_no_credentials_are_the_reason(tmp_path: Path, store: str, client: str) -> None:
     nobody = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
-    made = job_from(store, tmp_path, "s3://bucket/job/sourcedir.tar.gz", client, **nobody)
-    assert made.status == 65
-    assert "credentials" in made.failure.splitlines()[0]
+    launcher = job_from(store, tmp_path, "s3://bucket/job/sourcedir.tar.gz", client, **nobody)
+    assert launcher.status == 65
+    assert "credentials" in launcher.failure.splitlines()[0]
 
 
 @pytest.mark.engine
 def test_a_malicious_archive_from_s3_changes_nothing(tmp_path: Path, store: str) -> None:
     location = upload(store, tmp_path, "evil.tar.gz", {"train.py": "", "../outside.py": ""})
-    made = job_from(store, tmp_path, location, "boto3")
-    assert made.status == 65
+    launcher = job_from(store, tmp_path, location, "boto3")
+    assert launcher.status == 65
     assert (
-        made.failure.splitlines()[0]
+        launcher.failure.splitlines()[0]
         == "cannot unpack code.tar.gz: member '../outside.py': its path leaves the directory"
     )
     assert (tmp_path / "code/train.py").read_text(encoding="utf-8") == "print('baked in')"

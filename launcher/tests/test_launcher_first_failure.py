@@ -1,4 +1,4 @@
-"""Which rank failed first: real ranks that miss each other, and take their time to end.
+"""Test which rank failed first: real ranks that miss each other, and take their time to end.
 
 A stand-in for torchrun starts them, and ends them as torchrun does: it acts on the end of a
 process, sends SIGTERM to the other ranks of its host, and names the process whose end it has seen
@@ -107,9 +107,9 @@ def job_of(
     manifest = write_manifest(
         base / "image.json", {"python": sys.executable, "torchrun": str(starter)}, components={}
     )
-    asked: dict[str, Json] = {}
+    hyperparameters: dict[str, Json] = {}
     if mode != "none":
-        asked = {
+        hyperparameters = {
             f"sagemaker_{mode}_enabled": "true",
             "sagemaker_mpi_num_of_processes_per_host": 2 // hosts,
         }
@@ -120,30 +120,34 @@ def job_of(
         "MASTER_PORT": str(free_port()),
     }
     with contextlib.ExitStack() as stack:
-        made = []
+        launchers = []
         for name in names:
-            write_inputs(base / name, script, asked, {"hosts": list(names), "current_host": name})
-            made.append(stack.enter_context(Launcher(base / name, variables=variables)))
-        yield made
+            write_inputs(
+                base / name, script, hyperparameters, {"hosts": list(names), "current_host": name}
+            )
+            launchers.append(stack.enter_context(Launcher(base / name, variables=variables)))
+        yield launchers
 
 
-def told(launcher: Launcher) -> Mapping[str, Json]:
-    found: Mapping[str, Json] = json.loads(
+def failure_report(launcher: Launcher) -> Mapping[str, Json]:
+    document: Mapping[str, Json] = json.loads(
         (launcher.base / "output/failure.json").read_text(encoding="utf-8")
     )
-    return found
+    return document
 
 
-def assert_told(hosts: list[Launcher], status: int, words: str, rank: int | None = 1) -> None:
+def assert_first_failure(
+    hosts: list[Launcher], status: int, words: str, rank: int | None = 1
+) -> None:
     """Every host ends with one status and one text, about a rank of the last host."""
     statuses = [host.wait() for host in hosts]
     output = "\n".join(host.text for host in hosts)
     assert statuses == [status] * len(hosts), output
     assert len({host.failure for host in hosts}) == 1, output
-    found = told(hosts[0])
-    assert (found["rank"], found["host"]) == (rank, f"127.0.0.{len(hosts)}"), output
+    report = failure_report(hosts[0])
+    assert (report["rank"], report["host"]) == (rank, f"127.0.0.{len(hosts)}"), output
     assert words in hosts[0].failure.splitlines()[0], hosts[0].failure
-    assert found["retry"] is False
+    assert report["retry"] is False
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
@@ -161,20 +165,22 @@ def assert_told(hosts: list[Launcher], status: int, words: str, rank: int | None
 def test_a_rank_that_takes_its_time_to_end_is_the_first_to_fail(
     tmp_path: Path, hosts: int, end: str, status: int, words: str, slow: str
 ) -> None:
-    """Its peer misses it at once and fails; its starter ends it then, in its exit handlers."""
-    with job_of(tmp_path, script_of(end, slow), hosts) as made:
-        assert_told(made, status, words)
+    """The peer misses the rank at once and fails; the starter ends the rank then, in its exit
+    handlers.
+    """
+    with job_of(tmp_path, script_of(end, slow), hosts) as launchers:
+        assert_first_failure(launchers, status, words)
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_a_program_that_aborts_for_a_lost_peer_is_not_the_first_to_fail(
     tmp_path: Path, hosts: int
 ) -> None:
-    """What the runtime of C++ prints of an exception is all that is known of
-    it: NCCL and gloo end a rank so.
+    """Abort as NCCL and gloo do: only the text that the runtime of C++ prints of an exception tells
+    about the end.
     """
-    with job_of(tmp_path, script_of(RAISES, SLOW_HANDLER, miss=ABORTS), hosts) as made:
-        assert_told(made, 1, LABEL)
+    with job_of(tmp_path, script_of(RAISES, SLOW_HANDLER, miss=ABORTS), hosts) as launchers:
+        assert_first_failure(launchers, 1, LABEL)
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
@@ -182,8 +188,8 @@ def test_an_own_exception_counts_where_the_clean_up_misses_a_peer(
     tmp_path: Path, hosts: int
 ) -> None:
     """``finally: dist.barrier()`` fails too, and hides the exception that was on its way."""
-    with job_of(tmp_path, script_of(RAISES, SLOW_HANDLER, leave=MISSES), hosts) as made:
-        assert_told(made, 1, f"{LABEL} (and then RuntimeError: {MISSED})")
+    with job_of(tmp_path, script_of(RAISES, SLOW_HANDLER, leave=MISSES), hosts) as launchers:
+        assert_first_failure(launchers, 1, f"{LABEL} (and then RuntimeError: {MISSED})")
 
 
 @pytest.mark.parametrize(
@@ -198,8 +204,8 @@ def test_a_rank_of_another_host_that_has_noted_nothing_yet_is_awaited(
     tmp_path: Path, end: str, leave: str, status: int, words: str
 ) -> None:
     slow = "" if leave else "atexit.register(time.sleep, 2)"
-    with job_of(tmp_path, script_of(end, slow, leave), 2) as made:
-        assert_told(made, status, words)
+    with job_of(tmp_path, script_of(end, slow, leave), 2) as launchers:
+        assert_first_failure(launchers, status, words)
 
 
 def test_a_rank_that_is_ended_after_it_has_left_is_named_with_what_it_printed(
@@ -208,10 +214,15 @@ def test_a_rank_that_is_ended_after_it_has_left_is_named_with_what_it_printed(
     """Python has no hook for ``raise SystemExit``: that the rank had left first
     is known, and its status is not.
     """
-    with job_of(tmp_path, script_of(f"raise SystemExit({LICENCE!r})", SLOW_HANDLER), 1) as made:
-        assert_told(made, 1, "had left its program, and other ranks went on")
-    assert f"rank 0 on host 127.0.0.1 failed after that: RuntimeError: {MISSED}" in made[0].failure
-    assert LICENCE in made[0].failure
+    with job_of(
+        tmp_path, script_of(f"raise SystemExit({LICENCE!r})", SLOW_HANDLER), 1
+    ) as launchers:
+        assert_first_failure(launchers, 1, "had left its program, and other ranks went on")
+    assert (
+        f"rank 0 on host 127.0.0.1 failed after that: RuntimeError: {MISSED}"
+        in launchers[0].failure
+    )
+    assert LICENCE in launchers[0].failure
 
 
 @pytest.mark.parametrize(
@@ -225,18 +236,18 @@ def test_a_rank_that_is_ended_after_it_has_left_is_named_with_what_it_printed(
 def test_programs_that_find_each_other_themselves_are_asked_too(
     tmp_path: Path, end: str, status: int, words: str
 ) -> None:
-    """In mode none the program of each host is the one rank of it that the launcher knows."""
-    with job_of(tmp_path, script_of(end, SLOW_HANDLER), 2, mode="none") as made:
-        assert_told(made, status, words, rank=None)
+    """Run in mode none: the program of each host is the one rank of it that the launcher knows."""
+    with job_of(tmp_path, script_of(end, SLOW_HANDLER), 2, mode="none") as launchers:
+        assert_first_failure(launchers, status, words, rank=None)
 
 
 @pytest.mark.parametrize("handler", ["sys.exit(7)", "raise RuntimeError('told to end')"])
 def test_a_rank_whose_handler_of_sigterm_ends_it_was_told_to_end(
     tmp_path: Path, handler: str
 ) -> None:
-    """It has a record of its own, and that is an effect: its starter had told
-    it to end for its peer.
+    """The rank has a record of its own, and that is an effect: its starter had told this rank to
+    end for its peer.
     """
     slow = f"import signal\n    def stop(*_): {handler}\n    signal.signal(signal.SIGTERM, stop)"
-    with job_of(tmp_path, script_of("peer.close(); signal.pause()", slow), 1) as made:
-        assert_told(made, 1, MISSED, rank=0)
+    with job_of(tmp_path, script_of("peer.close(); signal.pause()", slow), 1) as launchers:
+        assert_first_failure(launchers, 1, MISSED, rank=0)

@@ -1,8 +1,8 @@
-"""Which rank failed first, with torch, gloo and torchrun: a rank that leaves
-its peers, and takes its time to end.
+"""Test which rank failed first, with torch, gloo and torchrun: a rank that leaves its peers, and
+takes its time to end.
 
-Marked ``engine``. What it needs: see ``test_launcher_engine.py``. The cases without torch, in the
-quick tests, are in ``test_launcher_first_failure.py``.
+Marked ``engine``. Its needs: see ``test_launcher_engine.py``. The cases without torch, in the quick
+tests, are in ``test_launcher_first_failure.py``.
 """
 
 from __future__ import annotations
@@ -56,21 +56,23 @@ def test_the_rank_that_left_its_peers_is_the_first_to_fail(
 ) -> None:
     need("torchrun")
     words, status, cause = ENDS[end]
-    asked = {
+    hyperparameters = {
         "sagemaker_torch_distributed_enabled": "true",
         "sagemaker_mpi_num_of_processes_per_host": str(2 // len(network.hosts)),
     }
     text = script.replace("SLOW", slow).replace("END", words)
-    with job_on(network, tmp_path, text, asked, manifest=engine_manifest(tmp_path)) as hosts:
+    with job_on(
+        network, tmp_path, text, hyperparameters, manifest=engine_manifest(tmp_path)
+    ) as hosts:
         statuses = [host.wait() for host in hosts]
-    said = "\n".join((*(host.text for host in hosts), *(host.failure for host in hosts)))
-    told = [
+    joined_text = "\n".join((*(host.text for host in hosts), *(host.failure for host in hosts)))
+    failure_reports = [
         json.loads((host.base / "output/failure.json").read_text(encoding="utf-8"))
         for host in hosts
     ]
-    assert statuses == [status] * len(hosts), said
-    assert [(row["rank"], row["host"], row["retry"]) for row in told] == [
+    assert statuses == [status] * len(hosts), joined_text
+    assert [(row["rank"], row["host"], row["retry"]) for row in failure_reports] == [
         (1, network.hosts[-1], False)
-    ] * len(hosts), said
-    assert cause in told[0]["cause"], said
-    assert len({host.failure for host in hosts}) == 1, said
+    ] * len(hosts), joined_text
+    assert cause in failure_reports[0]["cause"], joined_text
+    assert len({host.failure for host in hosts}) == 1, joined_text

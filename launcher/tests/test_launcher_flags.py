@@ -40,7 +40,7 @@ def parameters(argv: tuple[str, ...]) -> list[tuple[str, str]]:
 
 
 def exports(argv: tuple[str, ...]) -> list[str]:
-    """What stands behind each -x."""
+    """Yield the word behind each -x."""
     return [argv[i + 1] for i, word in enumerate(argv) if word == "-x"]
 
 
@@ -50,12 +50,12 @@ def test_the_documented_default_flag_may_be_repeated(open_mpi: str) -> None:
     assert [name for name, _ in parameters(argv)] == [
         name for name, _ in parameters(line("", open_mpi))
     ]
-    asked = environment(
+    job_environment = environment(
         {**MPI, OPTIONS: "--mca btl_vader_single_copy_mechanism none"},
         hosts=HOSTS,
         open_mpi=open_mpi,
     )
-    assert plan(asked).warnings == ()
+    assert plan(job_environment).warnings == ()
 
 
 def test_a_user_value_wins_over_ours() -> None:
@@ -68,15 +68,15 @@ def test_the_same_value_twice_is_said_once() -> None:
 
 
 def test_an_old_name_meets_our_new_one() -> None:
-    found = dict(parameters(line("--mca oob_tcp_if_include lo")))
-    assert found["prte_if_include"] == "lo"
-    assert "oob_tcp_if_include" not in found
+    found_parameters = dict(parameters(line("--mca oob_tcp_if_include lo")))
+    assert found_parameters["prte_if_include"] == "lo"
+    assert "oob_tcp_if_include" not in found_parameters
 
 
 def test_a_users_exclude_takes_our_include_away() -> None:
-    found = dict(parameters(line("--mca btl_tcp_if_exclude docker0")))
-    assert found["btl_tcp_if_exclude"] == "docker0"
-    assert "btl_tcp_if_include" not in found
+    values_by_name = dict(parameters(line("--mca btl_tcp_if_exclude docker0")))
+    assert values_by_name["btl_tcp_if_exclude"] == "docker0"
+    assert "btl_tcp_if_include" not in values_by_name
 
 
 def test_binding_and_mapping_are_replaced_not_repeated() -> None:
@@ -100,9 +100,9 @@ def test_a_secret_that_is_exported_by_name_stands_on_no_command_line() -> None:
         "OTHER": "1",
     }
     for options in ("-x API_KEY -x API_URL", "-x 'API_*'"):
-        made = plan(environment({**MPI, OPTIONS: options}, hosts=HOSTS, variables=secret))
-        assert exports(made.argv) == ["API_KEY", "API_URL"]
-        assert "do-not-show" not in made.to_json()
+        node_plan = plan(environment({**MPI, OPTIONS: options}, hosts=HOSTS, variables=secret))
+        assert exports(node_plan.argv) == ["API_KEY", "API_URL"]
+        assert "do-not-show" not in node_plan.to_json()
 
 
 def test_a_list_of_variables_is_the_same_as_exporting_each() -> None:
@@ -112,14 +112,16 @@ def test_a_list_of_variables_is_the_same_as_exporting_each() -> None:
 
 
 def test_what_is_not_set_or_differs_by_host_is_not_exported() -> None:
-    made = plan(
+    node_plan = plan(
         environment(
             {**MPI, OPTIONS: "-x NOT_SET -x SM_CURRENT_HOST -x NCCL_SOCKET_IFNAME"}, hosts=HOSTS
         )
     )
-    assert exports(made.argv) == []
-    assert made.warnings == ("left out -x NOT_SET: it is not set",)
-    left_out = [reason.subject for reason in made.why if reason.subject.startswith("left out ")]
+    assert exports(node_plan.argv) == []
+    assert node_plan.warnings == ("left out -x NOT_SET: it is not set",)
+    left_out = [
+        reason.subject for reason in node_plan.why if reason.subject.startswith("left out ")
+    ]
     assert left_out == ["left out -x SM_CURRENT_HOST", "left out -x NCCL_SOCKET_IFNAME"]
 
 
@@ -168,9 +170,9 @@ def test_a_placement_that_is_given_as_a_parameter_takes_ours_away() -> None:
     argv = line("--mca rmaps_base_mapping_policy node --mca hwloc_base_binding_policy core")
     assert "--map-by" not in argv
     assert "--bind-to" not in argv
-    found = dict(parameters(argv))
-    assert found["rmaps_default_mapping_policy"] == "node"
-    assert found["hwloc_default_binding_policy"] == "core"
+    values_by_name = dict(parameters(argv))
+    assert values_by_name["rmaps_default_mapping_policy"] == "node"
+    assert values_by_name["hwloc_default_binding_policy"] == "core"
 
 
 def test_a_parameter_keeps_the_class_that_the_user_gave_it() -> None:
@@ -184,25 +186,29 @@ def test_the_containers_environment_wins_over_ours_and_the_options_over_it() -> 
         "OMPI_MCA_btl_tcp_if_exclude": "docker0",
         "OMPI_MCA_oob_tcp_if_include": "eth1",
     }
-    made = plan(environment(MPI, hosts=HOSTS, variables=variables))
-    found = dict(parameters(made.argv))
-    assert found["pml"] == "ucx"
-    assert found["prte_if_include"] == "eth1"
-    assert "btl_tcp_if_include" not in found
-    assert [reason.origin for reason in made.why if reason.subject == "--mca pml"] == [Origin.IMAGE]
-    made = plan(environment({**MPI, OPTIONS: "--mca pml cm"}, hosts=HOSTS, variables=variables))
-    assert dict(parameters(made.argv))["pml"] == "cm"
+    node_plan = plan(environment(MPI, hosts=HOSTS, variables=variables))
+    values_by_name = dict(parameters(node_plan.argv))
+    assert values_by_name["pml"] == "ucx"
+    assert values_by_name["prte_if_include"] == "eth1"
+    assert "btl_tcp_if_include" not in values_by_name
+    assert [reason.origin for reason in node_plan.why if reason.subject == "--mca pml"] == [
+        Origin.IMAGE
+    ]
+    node_plan = plan(
+        environment({**MPI, OPTIONS: "--mca pml cm"}, hosts=HOSTS, variables=variables)
+    )
+    assert dict(parameters(node_plan.argv))["pml"] == "cm"
 
 
 def test_an_unknown_option_is_passed_on_with_a_warning() -> None:
-    made = plan(
+    node_plan = plan(
         environment({**MPI, OPTIONS: "--reprot-bindings --newer-option a b -q"}, hosts=HOSTS)
     )
-    argv = " ".join(made.argv)
+    argv = " ".join(node_plan.argv)
     assert "--reprot-bindings --newer-option a b -q " in argv
-    assert "did you mean 'report-bindings'?" in made.warnings[0]
+    assert "did you mean 'report-bindings'?" in node_plan.warnings[0]
     assert [
-        warning.split(" is not a known option of Open MPI ")[0] for warning in made.warnings
+        warning.split(" is not a known option of Open MPI ")[0] for warning in node_plan.warnings
     ] == [
         "--reprot-bindings",
         "--newer-option",
@@ -211,7 +217,7 @@ def test_an_unknown_option_is_passed_on_with_a_warning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "what"),
+    ("options", "subject"),
     [
         ("--mca btl tcp --mca btl sm", "MCA parameter btl is given as 'tcp' and as 'sm'"),
         (
@@ -254,10 +260,10 @@ def test_an_unknown_option_is_passed_on_with_a_warning() -> None:
         ("-x 'A=1", "cannot be split into words: No closing quotation"),
     ],
 )
-def test_contradictions_are_refused_by_name(options: str, what: str) -> None:
+def test_contradictions_are_refused_by_name(options: str, subject: str) -> None:
     with pytest.raises(RefusalError) as refused:
         line(options)
-    assert any(problem.what.startswith(what) for problem in refused.value.problems), str(
+    assert any(problem.what.startswith(subject) for problem in refused.value.problems), str(
         refused.value
     )
     assert all(OPTIONS in problem.where for problem in refused.value.problems)
@@ -341,14 +347,14 @@ WORDS = st.one_of(
 )
 
 
-def options_in(argv: Sequence[str], known: Mapping[str, int]) -> Iterator[str]:
+def options_in(argv: Sequence[str], argument_counts: Mapping[str, int]) -> Iterator[str]:
     """Yield the options of a command line: ``-am --oversubscribe`` is a file of
     that name, and no option.
     """
     words = iter(argv)
     for word in words:
         yield word
-        for _ in range(known.get(word.lstrip("-"), 0)):
+        for _ in range(argument_counts.get(word.lstrip("-"), 0)):
             next(words, None)
 
 
@@ -358,7 +364,7 @@ def options_in(argv: Sequence[str], known: Mapping[str, int]) -> Iterator[str]:
 def test_no_mca_parameter_stands_twice_whatever_the_user_says(
     words: list[tuple[str, ...]], open_mpi: str
 ) -> None:
-    """And the answer is always a plan or a refusal, never a traceback."""
+    """Get always a plan or a refusal, never a traceback."""
     options = shlex.join(word for group in words for word in group)
     try:
         argv = line(options, open_mpi)
@@ -368,11 +374,11 @@ def test_no_mca_parameter_stands_twice_whatever_the_user_says(
     names = Counter(dialect.canonical(name) for name, _ in parameters(argv))
     assert not [name for name, count in names.items() if count > 1]
     assert not {"btl_tcp_if_include", "btl_tcp_if_exclude"} <= set(names)
-    exported = Counter(said.partition("=")[0] for said in exports(argv))
+    exported = Counter(export.partition("=")[0] for export in exports(argv))
     assert not [name for name, count in exported.items() if count > 1]
     ours = argv[: argv.index("/usr/bin/python3")]
-    given = Counter(options_in(ours, dialect.options))
-    assert not [option for option, _ in KEYED.values() if given[f"--{option}"] > 1]
+    option_counts = Counter(options_in(ours, dialect.options))
+    assert not [option for option, _ in KEYED.values() if option_counts[f"--{option}"] > 1]
     assert argv == line(options, open_mpi)
 
 
@@ -382,22 +388,24 @@ def test_no_mca_parameter_stands_twice_whatever_the_user_says(
     st.sampled_from(["4.1.4", "5.0.11"]),
 )
 def test_what_the_user_says_is_what_stands_there_in_the_users_order(
-    said: dict[str, str], open_mpi: str
+    user_parameters: dict[str, str], open_mpi: str
 ) -> None:
-    options = shlex.join(word for pair in said.items() for word in ("--mca", *pair))
+    options = shlex.join(word for pair in user_parameters.items() for word in ("--mca", *pair))
     dialect = dialect_of(open_mpi)
     try:
-        found = parameters(line(options, open_mpi))
+        all_parameters = parameters(line(options, open_mpi))
     except RefusalError:
         return
-    wanted = {
-        dialect.canonical(name): value for name, value in said.items() if name not in dialect.gone
+    expected_parameters = {
+        dialect.canonical(name): value
+        for name, value in user_parameters.items()
+        if name not in dialect.gone
     }
-    assert wanted.items() <= dict(found).items()
+    assert expected_parameters.items() <= dict(all_parameters).items()
     ours = [name for name, _ in parameters(line("", open_mpi))]
-    assert [name for name, _ in found] == [
-        *(name for name in ours if name in dict(found)),
-        *(name for name in wanted if name not in ours),
+    assert [name for name, _ in all_parameters] == [
+        *(name for name in ours if name in dict(all_parameters)),
+        *(name for name in expected_parameters if name not in ours),
     ]
 
 
@@ -413,21 +421,21 @@ def test_what_the_user_says_is_what_stands_there_in_the_users_order(
 def test_a_host_with_a_wrong_name_and_no_shim_is_known_by_its_address(
     hostname: str, shim: str, open_mpi: str, resolves: bool
 ) -> None:
-    made = environment(MPI, hosts=HOSTS, open_mpi=open_mpi)
-    argv = plan(made._replace(hostname=hostname, hostname_shim=shim)).argv
+    job_environment = environment(MPI, hosts=HOSTS, open_mpi=open_mpi)
+    argv = plan(job_environment._replace(hostname=hostname, hostname_shim=shim)).argv
     assert (("prte_do_not_resolve", "0") in parameters(argv)) is resolves
 
 
 def test_every_flag_of_ours_says_why() -> None:
-    made = plan(environment(MPI, hosts=HOSTS))
-    subjects = " ".join(reason.subject for reason in made.why)
-    end = made.argv.index("/usr/bin/python3")
-    for word in made.argv[:end]:
+    node_plan = plan(environment(MPI, hosts=HOSTS))
+    subjects = " ".join(reason.subject for reason in node_plan.why)
+    end = node_plan.argv.index("/usr/bin/python3")
+    for word in node_plan.argv[:end]:
         if word.startswith("--") and word not in ("--mca", "--prtemca"):
             assert word in subjects
-    for name, _ in parameters(made.argv):
+    for name, _ in parameters(node_plan.argv):
         assert name in subjects
-    assert all(reason.why for reason in made.why)
+    assert all(reason.why for reason in node_plan.why)
 
 
 def test_options_are_parsed_without_a_job() -> None:

@@ -1,9 +1,9 @@
 """TensorFlow, MXNet and torch_xla jobs as real processes, with stand-ins for the frameworks.
 
-The frameworks are not installed here. Each stand-in is a package of a few lines that does what the
-real one does with what it is given: TensorFlow's server listens on its address of TF_CONFIG,
-``import mxnet`` serves where DMLC_ROLE says so. What is shown is that the processes are started
-with the right words and ended with the job, and no more.
+The frameworks are not installed. Each stand-in is a package of a few lines that acts on its
+arguments as the real one does: TensorFlow's server listens on its address of TF_CONFIG, ``import
+mxnet`` serves where DMLC_ROLE says so. The tests show that the processes are started with the right
+words and ended with the job, and no more.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ def job(
     instance_type: str = "local",
     groups: Mapping[str, Sequence[str]] | None = None,
 ) -> Iterator[list[Launcher]]:
-    """One launcher per host, with the packages where the image's Python finds
-    them. groups: name -> hosts.
+    """Start one launcher per host, with the packages where the image's Python finds them. groups:
+    name -> hosts.
     """
     image = write_manifest(tmp_path / "image.json", {"python": sys.executable})
     shared = {
@@ -137,7 +137,7 @@ def job(
         "PYTHONPATH": packages,
     }
     with contextlib.ExitStack() as stack:
-        made = []
+        launchers = []
         for host in hosts:
             base = tmp_path / host
             config: dict[str, Json] = {
@@ -155,14 +155,14 @@ def job(
                 ],
             }
             write_inputs(base, script, hyperparameters, config)
-            made.append(stack.enter_context(Launcher(base, variables=shared)))
-        yield made
+            launchers.append(stack.enter_context(Launcher(base, variables=shared)))
+        yield launchers
 
 
-def left_behind(made: Sequence[Launcher]) -> list[int]:
+def left_behind(launchers: Sequence[Launcher]) -> list[int]:
     return [
         pid
-        for launcher in made
+        for launcher in launchers
         for pid in pids_with_variable("SAGEMAKER_BASE_DIR", str(launcher.base))
     ]
 
@@ -171,46 +171,52 @@ def test_parameter_servers_outlive_their_hosts_program_and_end_with_the_job(tmp_
     packages = frameworks(tmp_path / "packages", tensorflow=TENSORFLOW)
     with job(
         tmp_path, PARAMETERS, {"sagemaker_parameter_server_enabled": "true"}, packages
-    ) as made:
-        assert [launcher.wait() for launcher in made] == [0, 0], made[0].text + made[1].text
-        assert left_behind(made) == []
+    ) as launchers:
+        assert [launcher.wait() for launcher in launchers] == [0, 0], (
+            launchers[0].text + launchers[1].text
+        )
+        assert left_behind(launchers) == []
     first, second = HOSTS
     cluster = {
         "master": [f"{first}:2222"],
         "ps": [f"{first}:2223", f"{second}:2223"],
         "worker": [f"{second}:2222"],
     }
-    assert f"task master 0 of {json.dumps(cluster)}" in made[0].text
-    assert f"task worker 0 of {json.dumps(cluster)}" in made[1].text
-    assert "[TensorFlow parameter server] ps 0 serves, GPUs: ''" in made[0].text
-    assert "[TensorFlow parameter server] ps 1 serves, GPUs: ''" in made[1].text
-    assert "served to the end" in made[0].text
-    assert all(launcher.succeeded for launcher in made)
+    assert f"task master 0 of {json.dumps(cluster)}" in launchers[0].text
+    assert f"task worker 0 of {json.dumps(cluster)}" in launchers[1].text
+    assert "[TensorFlow parameter server] ps 0 serves, GPUs: ''" in launchers[0].text
+    assert "[TensorFlow parameter server] ps 1 serves, GPUs: ''" in launchers[1].text
+    assert "served to the end" in launchers[0].text
+    assert all(launcher.succeeded for launcher in launchers)
 
 
 def test_a_stop_signal_goes_to_the_programs_whose_servers_go_on_serving(tmp_path: Path) -> None:
     packages = frameworks(tmp_path / "packages", tensorflow=TENSORFLOW)
-    with job(tmp_path, SAVE, {"sagemaker_parameter_server_enabled": "true"}, packages) as made:
-        for launcher in made:
+    with job(tmp_path, SAVE, {"sagemaker_parameter_server_enabled": "true"}, packages) as launchers:
+        for launcher in launchers:
             launcher.read_until("ready")
-        made[1].process.send_signal(signal.SIGTERM)
-        assert [launcher.wait() for launcher in made] == [0, 0], made[0].text + made[1].text
-        assert left_behind(made) == []
-    assert all("saved" in launcher.text for launcher in made)
-    assert not any(launcher.succeeded for launcher in made)
+        launchers[1].process.send_signal(signal.SIGTERM)
+        assert [launcher.wait() for launcher in launchers] == [0, 0], (
+            launchers[0].text + launchers[1].text
+        )
+        assert left_behind(launchers) == []
+    assert all("saved" in launcher.text for launcher in launchers)
+    assert not any(launcher.succeeded for launcher in launchers)
 
 
 def test_a_parameter_server_that_fails_is_the_jobs_failure(tmp_path: Path) -> None:
-    """Even where the program beside it has ended well."""
+    """Fail even where the program beside the server has ended well."""
     packages = frameworks(tmp_path / "packages", tensorflow=TENSORFLOW)
-    asked = {"sagemaker_parameter_server_enabled": "true", "die": "1"}
-    with job(tmp_path, PARAMETERS, asked, packages) as made:
-        assert [launcher.wait() for launcher in made] == [3, 3], made[0].text + made[1].text
-        assert left_behind(made) == []
+    hyperparameters = {"sagemaker_parameter_server_enabled": "true", "die": "1"}
+    with job(tmp_path, PARAMETERS, hyperparameters, packages) as launchers:
+        assert [launcher.wait() for launcher in launchers] == [3, 3], (
+            launchers[0].text + launchers[1].text
+        )
+        assert left_behind(launchers) == []
     expected = (
         f"the TensorFlow parameter server on host {HOSTS[1]} (mode parameter_server): exit status 3"
     )
-    assert all(expected in launcher.failure for launcher in made)
+    assert all(expected in launcher.failure for launcher in launchers)
 
 
 def test_a_parameter_server_that_cannot_start_is_told_with_its_traceback(tmp_path: Path) -> None:
@@ -220,25 +226,29 @@ def test_a_parameter_server_that_cannot_start_is_told_with_its_traceback(tmp_pat
         "import signal; signal.pause()",
         {"sagemaker_parameter_server_enabled": True},
         packages,
-    ) as made:
-        assert [launcher.wait() for launcher in made] == [1, 1]
-        assert left_behind(made) == []
-    assert all(launcher.failure.startswith("ImportError: no libcuda\n") for launcher in made)
+    ) as launchers:
+        assert [launcher.wait() for launcher in launchers] == [1, 1]
+        assert left_behind(launchers) == []
+    assert all(launcher.failure.startswith("ImportError: no libcuda\n") for launcher in launchers)
 
 
 def test_mxnets_roles_find_the_scheduler_by_its_address(tmp_path: Path) -> None:
     packages = frameworks(tmp_path / "packages", mxnet=MXNET)
-    asked = {"sagemaker_parameter_server_enabled": "true", "_ps_port": str(free_port())}
+    hyperparameters = {"sagemaker_parameter_server_enabled": "true", "_ps_port": str(free_port())}
     # The scheduler's name has to be looked up: a name that every machine has, beside an address.
-    with job(tmp_path, "import mxnet", asked, packages, hosts=("localhost", HOSTS[1])) as made:
-        assert [launcher.wait() for launcher in made] == [0, 0], made[0].text + made[1].text
-        assert left_behind(made) == []
-    at = f"of 2 at 127.0.0.1 {asked['_ps_port']}"
-    assert f"worker {at}" in made[0].text
-    assert f"worker {at}" in made[1].text
-    assert "starting the MXNet scheduler" in made[0].text
-    assert "starting the MXNet scheduler" not in made[1].text
-    assert all("starting the MXNet server" in launcher.text for launcher in made)
+    with job(
+        tmp_path, "import mxnet", hyperparameters, packages, hosts=("localhost", HOSTS[1])
+    ) as launchers:
+        assert [launcher.wait() for launcher in launchers] == [0, 0], (
+            launchers[0].text + launchers[1].text
+        )
+        assert left_behind(launchers) == []
+    at = f"of 2 at 127.0.0.1 {hyperparameters['_ps_port']}"
+    assert f"worker {at}" in launchers[0].text
+    assert f"worker {at}" in launchers[1].text
+    assert "starting the MXNet scheduler" in launchers[0].text
+    assert "starting the MXNet scheduler" not in launchers[1].text
+    assert all("starting the MXNet server" in launcher.text for launcher in launchers)
 
 
 def test_mirrored_workers_have_their_place_in_the_cluster(tmp_path: Path) -> None:
@@ -246,9 +256,9 @@ def test_mirrored_workers_have_their_place_in_the_cluster(tmp_path: Path) -> Non
     script = "import os; print('config', os.environ['TF_CONFIG'])"
     with job(
         tmp_path, script, {"sagemaker_multi_worker_mirrored_strategy_enabled": "true"}, packages
-    ) as made:
-        assert [launcher.wait() for launcher in made] == [0, 0]
-    for index, launcher in enumerate(made):
+    ) as launchers:
+        assert [launcher.wait() for launcher in launchers] == [0, 0]
+    for index, launcher in enumerate(launchers):
         line = next(line for line in launcher.text.splitlines() if line.startswith("config "))
         assert json.loads(line[len("config ") :]) == {
             "cluster": {"worker": [f"{host}:8890" for host in HOSTS]},
@@ -262,14 +272,14 @@ def test_torch_xla_starts_the_processes_of_each_host(tmp_path: Path) -> None:
     distributed = tmp_path / "packages/torch_xla/distributed"
     distributed.mkdir()
     (distributed / "xla_spawn.py").write_text(XLA_SPAWN, encoding="utf-8")
-    asked = {"sagemaker_pytorch_xla_multi_worker_enabled": "true", "epochs": "3"}
-    with job(tmp_path, "", asked, packages, instance_type="ml.fast.xlarge") as made:
-        assert [launcher.wait() for launcher in made] == [0, 0], made[0].text
-    assert "spawn --num_gpus 8 train.py --epochs 3" in made[1].text
-    assert "'XRT_HOST_ORDINAL': '1'" in made[1].text
+    hyperparameters = {"sagemaker_pytorch_xla_multi_worker_enabled": "true", "epochs": "3"}
+    with job(tmp_path, "", hyperparameters, packages, instance_type="ml.fast.xlarge") as launchers:
+        assert [launcher.wait() for launcher in launchers] == [0, 0], launchers[0].text
+    assert "spawn --num_gpus 8 train.py --epochs 3" in launchers[1].text
+    assert "'XRT_HOST_ORDINAL': '1'" in launchers[1].text
     assert (
         f"'XRT_WORKERS': 'localservice:0;{HOSTS[0]}:43857|localservice:1;{HOSTS[1]}:43857'"
-        in made[1].text
+        in launchers[1].text
     )
 
 
@@ -293,37 +303,39 @@ if host == {failing!r}:
 if {failing!r}:
     signal.pause()
 """
-    asked: dict[str, Json] = {
+    hyperparameters: dict[str, Json] = {
         "sagemaker_multi_worker_mirrored_strategy_enabled": "true",
         "sagemaker_distribution_instance_groups": '["train"]',
     }
     groups = {"data": (outside,), "train": (first, second)}
-    with job(tmp_path, script, asked, packages, hosts=ADDRESSES, groups=groups) as made:
+    with job(
+        tmp_path, script, hyperparameters, packages, hosts=ADDRESSES, groups=groups
+    ) as launchers:
         expected = 42 if failing else 0
-        assert [launcher.wait() for launcher in made] == [expected] * 3, "".join(
-            launcher.text for launcher in made
+        assert [launcher.wait() for launcher in launchers] == [expected] * 3, "".join(
+            launcher.text for launcher in launchers
         )
-        assert left_behind(made) == []
-    for launcher, kind in zip(made, ("plain", "config", "config"), strict=True):
+        assert left_behind(launchers) == []
+    for launcher, kind in zip(launchers, ("plain", "config", "config"), strict=True):
         assert failing or f"{kind} {first}" in launcher.text
         assert launcher.failure.startswith(f"train.py on host {failing}") == bool(failing)
-    assert f"joined {first}" in made[0].text
-    assert "takes no part in it, 2 do, 3 in the job" in made[0].text
+    assert f"joined {first}" in launchers[0].text
+    assert "takes no part in it, 2 do, 3 in the job" in launchers[0].text
 
 
 @pytest.mark.parametrize(
     "switch", ["sagemaker_parameter_server_enabled", "sagemaker_pytorch_xla_multi_worker_enabled"]
 )
 def test_without_the_package_nothing_is_started(tmp_path: Path, switch: str) -> None:
-    asked = {switch: "true"}
+    hyperparameters = {switch: "true"}
     with job(
         tmp_path,
         "print('started')",
-        asked,
+        hyperparameters,
         str(tmp_path),
         hosts=HOSTS[:1],
         instance_type="ml.fast.xlarge",
-    ) as made:
-        assert made[0].wait() == 64
-    assert "needs" in made[0].failure
-    assert "started" not in made[0].text
+    ) as launchers:
+        assert launchers[0].wait() == 64
+    assert "needs" in launchers[0].failure
+    assert "started" not in launchers[0].text

@@ -1,5 +1,5 @@
-"""Whatever the platform's files, the variables and the options say: a well-formed plan, or a
-refusal that tells what is wrong and where. Never a traceback.
+"""Test that any files of the platform, variables and options give a well-formed plan, or a refusal
+that tells the problem and its place. Never a traceback.
 
 The default run is short. ``TRAINWORKS_FUZZ_EXAMPLES=20000 python -m pytest
 launcher/tests/test_launcher_fuzz.py`` goes deeper; every defect that was found so has a test of its
@@ -233,7 +233,7 @@ VARIABLE_WORDS = words(
 VARIABLE_TEXT = st.text(
     st.characters(codec="utf-8", exclude_characters="\0"), max_size=12
 ) | st.sampled_from(["", "\udcff", "a\udc80b", "x" * 5000, '{"a": 1}', *VARIABLE_WORDS])
-"""What a process's environment can hold: no NUL.
+"""Texts that a process's environment can hold: no NUL.
 
 Bytes that are not UTF-8 are lone surrogates from U+DC80 on.
 """
@@ -259,7 +259,7 @@ BROKEN += [b"[" * 200_000, b'{"a":' * 3000, b"9" * 5000]
 WHOLE_FILE: st.SearchStrategy[bytes | None] = (
     st.none() | st.binary(max_size=20) | st.sampled_from(BROKEN)
 )
-"""A file that is not what it should be; None is an absent one."""
+"""A file with wrong content; None is an absent one."""
 
 TRAINER_NAMES = (names.SOURCE_CODE_FILE, names.DISTRIBUTED_FILE)
 MAPPINGS = {
@@ -320,7 +320,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
         base / "code/tool",
         *(base / "programs" / name for name in (*PROGRAMS, "nvidia-smi")),
     ):
-        # Executable, and not a program: whoever starts it gets an OSError.
+        # Executable, and not a program: a start of it is an OSError.
         path.write_text("", encoding="utf-8")
         path.chmod(0o755)
     document = manifest_document() | {"programs": {}}
@@ -338,12 +338,12 @@ def outcome(
         else:
             (base / name).write_bytes(content)
     shutil.rmtree(base / "output", ignore_errors=True)
-    given = {
+    host_variables = {
         "PATH": str(base / "programs"),
         names.IMAGE_MANIFEST_VARIABLE: str(base / "image.json"),
         **variables,
     }
-    environment = read_environment({**given, names.BASE_DIRECTORY_VARIABLE: str(base)})
+    environment = read_environment({**host_variables, names.BASE_DIRECTORY_VARIABLE: str(base)})
     try:
         job = make_job(environment)
         return [
@@ -382,17 +382,17 @@ def assert_well_formed(plan: NodePlan) -> None:
         assert text.encode("utf-8")
 
 
-def assert_plan_or_clear_refusal(made: list[NodePlan] | RefusalError) -> None:
-    if isinstance(made, RefusalError):
-        assert made.problems
-        assert made.status == names.EXIT_NOT_STARTED
-        for problem in made.problems:
+def assert_plan_or_clear_refusal(result: list[NodePlan] | RefusalError) -> None:
+    if isinstance(result, RefusalError):
+        assert result.problems
+        assert result.status == names.EXIT_NOT_STARTED
+        for problem in result.problems:
             assert problem.what.strip()
             assert problem.where.strip()
             assert len(str(problem)) < 1200, "a person is to read it"
-        assert str(made).encode("utf-8")
+        assert str(result).encode("utf-8")
         return
-    for plan in made:
+    for plan in result:
         assert_well_formed(plan)
 
 
@@ -405,11 +405,11 @@ def assert_plan_or_clear_refusal(made: list[NodePlan] | RefusalError) -> None:
         HealthCheck.function_scoped_fixture,
     ],
 )
-@given(written=FILES, variables=VARIABLES)
+@given(input_files=FILES, variables=VARIABLES)
 def test_any_input_is_a_plan_or_a_clear_refusal(
-    machine: Path, written: Mapping[str, bytes | None], variables: Mapping[str, str]
+    machine: Path, input_files: Mapping[str, bytes | None], variables: Mapping[str, str]
 ) -> None:
-    assert_plan_or_clear_refusal(outcome(machine, written, variables))
+    assert_plan_or_clear_refusal(outcome(machine, input_files, variables))
 
 
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -421,20 +421,22 @@ def test_any_mpi_options_are_a_plan_or_a_clear_refusal(
         "current_host": "algo-1",
         "hosts": [f"algo-{number + 1}" for number in range(hosts)],
     }
-    asked: dict[str, Json] = {names.MPI_ENABLED: "true", names.MPI_OPTIONS: options}
-    assert_plan_or_clear_refusal(outcome(machine, files(asked, config), {}))
+    hyperparameters: dict[str, Json] = {names.MPI_ENABLED: "true", names.MPI_OPTIONS: options}
+    assert_plan_or_clear_refusal(outcome(machine, files(hyperparameters, config), {}))
 
 
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(written=TRAINER_FILES, config=RESOURCE_CONFIG, style=st.sampled_from([*STYLES, ""]))
+@given(input_files=TRAINER_FILES, config=RESOURCE_CONFIG, style=st.sampled_from([*STYLES, ""]))
 def test_any_files_of_model_trainer_are_a_plan_or_a_clear_refusal(
-    machine: Path, written: Mapping[str, bytes | None], config: dict[str, Json], style: str
+    machine: Path, input_files: Mapping[str, bytes | None], config: dict[str, Json], style: str
 ) -> None:
-    asked: dict[str, Json] = {names.PROGRAM: "", names.ARGUMENT_STYLE: style, "epochs": 3}
-    assert_plan_or_clear_refusal(outcome(machine, {**files(asked, config), **written}, {}))
+    hyperparameters: dict[str, Json] = {names.PROGRAM: "", names.ARGUMENT_STYLE: style, "epochs": 3}
+    assert_plan_or_clear_refusal(
+        outcome(machine, {**files(hyperparameters, config), **input_files}, {})
+    )
 
 
-# --- what was found, each by name -----------------------------------------------------------------
+# --- findings, each by name -----------------------------------------------------------------------
 def files(
     hyperparameters: Mapping[str, Json], config: Mapping[str, Json] | None = None
 ) -> dict[str, bytes | None]:
@@ -448,45 +450,49 @@ def files(
 
 
 def test_a_variable_that_is_not_utf_8_is_passed_on_and_shown(machine: Path) -> None:
-    made = outcome(machine, files({}), {"PYTHONPATH": "/b\udcff"})
-    assert isinstance(made, list)
-    assert made[0].env["PYTHONPATH"].endswith(":/b\udcff"), "the script gets the bytes as they are"
-    assert json.loads(made[0].to_json().encode("utf-8"))["env"]["PYTHONPATH"].endswith(":/b\udcff")
+    plans_or_refusal = outcome(machine, files({}), {"PYTHONPATH": "/b\udcff"})
+    assert isinstance(plans_or_refusal, list)
+    assert plans_or_refusal[0].env["PYTHONPATH"].endswith(":/b\udcff"), (
+        "the script gets the bytes as they are"
+    )
+    assert json.loads(plans_or_refusal[0].to_json().encode("utf-8"))["env"]["PYTHONPATH"].endswith(
+        ":/b\udcff"
+    )
 
 
 def test_a_refusal_that_quotes_what_is_not_utf_8_can_be_written(machine: Path) -> None:
-    made = outcome(machine, files({}), {names.IMAGE_MANIFEST_VARIABLE: "/b\udcff"})
-    assert isinstance(made, RefusalError)
-    assert b"/b\\udcff" in str(made).encode("utf-8")
+    plans_or_refusal = outcome(machine, files({}), {names.IMAGE_MANIFEST_VARIABLE: "/b\udcff"})
+    assert isinstance(plans_or_refusal, RefusalError)
+    assert b"/b\\udcff" in str(plans_or_refusal).encode("utf-8")
 
 
 def test_a_refusal_shows_both_ends_of_a_long_value(machine: Path) -> None:
-    made = outcome(machine, files({names.LOG_LEVEL: "x" * 100_000}), {})
-    assert isinstance(made, RefusalError)
-    assert "'xxxx" in str(made)
-    assert "xxxx' is not a log level" in str(made)
+    plans_or_refusal = outcome(machine, files({names.LOG_LEVEL: "x" * 100_000}), {})
+    assert isinstance(plans_or_refusal, RefusalError)
+    assert "'xxxx" in str(plans_or_refusal)
+    assert "xxxx' is not a log level" in str(plans_or_refusal)
 
 
 @pytest.mark.parametrize("content", [b"[" * 200_000, b'{"a":' * 100_000, b"[" * 150 + b"]" * 150])
 def test_a_file_that_is_nested_too_deep_is_refused(machine: Path, content: bytes) -> None:
-    made = outcome(machine, {**files({}), names.RESOURCE_CONFIG_FILE: content}, {})
-    assert "resourceconfig.json); the platform writes this file as JSON" in str(made)
-    assert "cannot be read" in str(made)
+    plans_or_refusal = outcome(machine, {**files({}), names.RESOURCE_CONFIG_FILE: content}, {})
+    assert "resourceconfig.json); the platform writes this file as JSON" in str(plans_or_refusal)
+    assert "cannot be read" in str(plans_or_refusal)
 
 
 def test_a_hyperparameter_that_is_nested_too_deep_is_the_text_that_it_is(machine: Path) -> None:
-    made = outcome(machine, files({"x": "[" * 5000}), {})
-    assert isinstance(made, list)
-    assert made[0].argv[-2:] == ("-x", "[" * 5000)
+    plans_or_refusal = outcome(machine, files({"x": "[" * 5000}), {})
+    assert isinstance(plans_or_refusal, list)
+    assert plans_or_refusal[0].argv[-2:] == ("-x", "[" * 5000)
 
 
 @pytest.mark.parametrize(
     "location", ["/code\0.tar.gz", "/code\ud800.tar.gz", "/code\0", "/code\ud800"]
 )
 def test_a_code_location_that_cannot_be_a_path_is_refused(machine: Path, location: str) -> None:
-    made = outcome(machine, files({names.SUBMIT_DIRECTORY: location}), {})
-    assert isinstance(made, RefusalError)
-    assert [problem.where for problem in made.problems] == [
+    plans_or_refusal = outcome(machine, files({names.SUBMIT_DIRECTORY: location}), {})
+    assert isinstance(plans_or_refusal, RefusalError)
+    assert [problem.where for problem in plans_or_refusal.problems] == [
         f"hyperparameter {names.SUBMIT_DIRECTORY}"
     ]
 
@@ -500,11 +506,11 @@ def test_a_host_that_cannot_be_looked_up_does_not_stop_the_search_for_an_interfa
         "hosts": [*hosts],
         "network_interface_name": "absent0",
     }
-    made = outcome(machine, files({}, config), {})
-    assert not isinstance(made, RefusalError), made
+    plans_or_refusal = outcome(machine, files({}, config), {})
+    assert not isinstance(plans_or_refusal, RefusalError), plans_or_refusal
     assert any(
         "the network interface 'absent0' does not exist on this host" in warning
-        for warning in made[0].warnings
+        for warning in plans_or_refusal[0].warnings
     )
 
 
@@ -514,9 +520,9 @@ def test_a_host_name_with_a_nul_is_refused_where_an_interface_is_looked_for(mach
         "hosts": ["algo\0"],
         "network_interface_name": "absent0",
     }
-    made = outcome(machine, files({}, config), {})
-    assert isinstance(made, RefusalError)
-    assert made.problems[0].what == "'hosts' has a NUL character"
+    plans_or_refusal = outcome(machine, files({}, config), {})
+    assert isinstance(plans_or_refusal, RefusalError)
+    assert plans_or_refusal.problems[0].what == "'hosts' has a NUL character"
 
 
 @pytest.mark.parametrize(
@@ -532,8 +538,11 @@ def test_what_no_program_can_be_given_is_refused_in_model_trainers_files_too(
         "command": "python3 train.py",
         **field,
     }
-    written = {**files({names.PROGRAM: ""}), names.SOURCE_CODE_FILE: json.dumps(source).encode()}
-    made = outcome(machine, written, {})
-    assert isinstance(made, RefusalError)
-    assert made.problems[0].where == names.SOURCE_CODE_FILE
-    assert made.problems[0].advice == "leave it out"
+    input_files = {
+        **files({names.PROGRAM: ""}),
+        names.SOURCE_CODE_FILE: json.dumps(source).encode(),
+    }
+    plans_or_refusal = outcome(machine, input_files, {})
+    assert isinstance(plans_or_refusal, RefusalError)
+    assert plans_or_refusal.problems[0].where == names.SOURCE_CODE_FILE
+    assert plans_or_refusal.problems[0].advice == "leave it out"

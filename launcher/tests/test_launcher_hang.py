@@ -158,7 +158,7 @@ def natively(*names_: str) -> tuple[Thread, ...]:
 
 
 @pytest.mark.parametrize(
-    ("frames", "what"),
+    ("frames", "call_name"),
     [
         (
             ("opal_progress", "ompi_request_default_wait", "PMPI_Allreduce", "__pyx_pw_allreduce"),
@@ -171,7 +171,7 @@ def natively(*names_: str) -> tuple[Thread, ...]:
     ],
 )
 def test_who_waits_for_others_is_read_from_compiled_code_too(
-    frames: Sequence[str], what: str
+    frames: Sequence[str], call_name: str
 ) -> None:
     """mpi4py's calls are no Python frames: the rank that waits in one is not to
     blame, though it is alone.
@@ -180,7 +180,7 @@ def test_who_waits_for_others_is_read_from_compiled_code_too(
     waiting = row_of(
         0, "algo-1", RankSample(together, "R", "which computes or spins", "", natively(*frames))
     )
-    assert (waiting.kind, waiting.detail, waiting.place) == ("collective", what, "train.py:7")
+    assert (waiting.kind, waiting.detail, waiting.place) == ("collective", call_name, "train.py:7")
     others = [row_of(rank, "algo-1", LOCKED) for rank in (1, 2, 3)]
     assert [row.rank for row in name_outliers([waiting, *others], (), 60).outliers] == [1, 2, 3]
 
@@ -214,13 +214,15 @@ def test_a_verdict_says_what_to_look_at_and_where_the_rank_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("calls", "what"),
+    ("calls", "sentence"),
     [(("recv", "recv"), "every rank waits in recv"), (("send", "recv"), "recv and send")],
 )
-def test_a_call_to_one_rank_is_no_collective(calls: Sequence[str], what: str) -> None:
-    made = [stack((call, C10D, 9), ("train", SCRIPT, 4), MAIN) for call in calls]
-    text = name_outliers(rows(*(RankSample(each, "S") for each in made)), (), 600).text
-    assert what in text
+def test_a_call_to_one_rank_is_no_collective(calls: Sequence[str], sentence: str) -> None:
+    rank_stacks = [stack((call, C10D, 9), ("train", SCRIPT, 4), MAIN) for call in calls]
+    text = name_outliers(
+        rows(*(RankSample(rank_stack, "S") for rank_stack in rank_stacks)), (), 600
+    ).text
+    assert sentence in text
     assert "collective" not in text
     assert "network" not in text
 
@@ -257,9 +259,9 @@ def test_an_import_that_waits_for_pages_or_a_cpu_works(
 
 
 def test_a_hang_is_a_grid_of_ranks_and_places() -> None:
-    made = rows(WAITS, WAITS, RankSample(LOADER, "S"), WAITS, RankSample(BARRIER, "S"), WAITS)
+    grid_rows = rows(WAITS, WAITS, RankSample(LOADER, "S"), WAITS, RankSample(BARRIER, "S"), WAITS)
     assert (
-        as_text(grid(made, made[2:3], ("algo-9",)))
+        as_text(grid(grid_rows, grid_rows[2:3], ("algo-9",)))
         == """\
 ranks, a letter for the place of each:
   algo-1  0-1        aa
@@ -273,15 +275,15 @@ ranks, a letter for the place of each:
 
 
 def test_a_grid_of_many_hosts_shows_those_that_differ_and_is_bounded() -> None:
-    made = rows(*[WAITS] * 400, RankSample(LOADER, "S"))
-    lines = as_text(grid(made, made[400:])).splitlines()
+    grid_rows = rows(*[WAITS] * 400, RankSample(LOADER, "S"))
+    lines = as_text(grid(grid_rows, grid_rows[400:])).splitlines()
     assert lines[1] == "  algo-201  400        B"
     assert lines[21:] == [
         "  and 181 more hosts",
         "  B = 1 is in DataLoader (train.py:38) (differs)",
         "  a = 400 wait in all_reduce (train.py:41)",
     ]
-    assert grid(made[:1], ()) == []
+    assert grid(grid_rows[:1], ()) == []
     alone = [Row(-1, f"algo-{number}", "code", "main", "train.py:1") for number in (1, 2)]
     assert as_text(grid(alone, ())).splitlines()[1] == "  algo-1  -          a"
     wide = [Row(number, "h" * 160, "code", f"f{number}", "x" * 160) for number in range(999)]
@@ -289,10 +291,10 @@ def test_a_grid_of_many_hosts_shows_those_that_differ_and_is_bounded() -> None:
 
 
 def svg_texts(svg: str) -> list[str]:
-    """The texts of an SVG that a person reads, in their order. It must be well-formed."""
+    """The texts of an SVG that a person reads, in their order. The SVG must be well-formed."""
     return [
-        "".join(each.itertext())
-        for each in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")
+        "".join(element.itertext())
+        for element in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")
     ]
 
 
@@ -300,9 +302,11 @@ def test_golden_chart_of_the_documentation() -> None:
     """The same hosts, letters and legend as the text, of the example in docs/hangs.md."""
     samples = [WAITS] * 16
     samples[13] = RankSample(LOADER, "S", "which waits for data of other processes")
-    made = [row_of(rank, f"algo-{rank // 8 + 1}", sample) for rank, sample in enumerate(samples)]
+    grid_rows = [
+        row_of(rank, f"algo-{rank // 8 + 1}", sample) for rank, sample in enumerate(samples)
+    ]
     path = REPOSITORY / "docs" / "hangs.svg"
-    lines = grid(made, made[13:14])
+    lines = grid(grid_rows, grid_rows[13:14])
     svg = as_svg(lines, "no rank has made progress for 600 s", str)
     if os.environ.get("TRAINWORKS_UPDATE_GOLDEN"):
         path.write_text(svg, encoding="utf-8")
@@ -317,17 +321,19 @@ HOSTILE = "</text><script>alert('&')</script>\x00\x1b[31m\ud800\uffff\u202e]]>\"
 
 
 def test_a_chart_is_well_formed_and_keeps_secrets_whatever_names_the_script_has() -> None:
-    made = [
+    grid_rows = [
         Row(number, HOSTILE, "code", f"{HOSTILE}{number} s<cret", HOSTILE, HOSTILE)
         for number in range(4)
     ]
-    made.append(Row(4, "algo-2", "code", "log_in s<cret", "train.py:1"))
+    grid_rows.append(Row(4, "algo-2", "code", "log_in s<cret", "train.py:1"))
     svg = as_svg(
-        grid(made, made[:1], (HOSTILE,)), HOSTILE, lambda text: text.replace("s<cret", "***")
+        grid(grid_rows, grid_rows[:1], (HOSTILE,)),
+        HOSTILE,
+        lambda text: text.replace("s<cret", "***"),
     )
-    written = svg.encode("utf-8")
-    assert b"<script" not in written
-    assert " = 1 is in log_in *** (train.py:1)" in svg_texts(written.decode())
+    svg_bytes = svg.encode("utf-8")
+    assert b"<script" not in svg_bytes
+    assert " = 1 is in log_in *** (train.py:1)" in svg_texts(svg_bytes.decode())
     assert "s<cret" not in "".join(ElementTree.fromstring(svg).itertext())
 
 
@@ -336,12 +342,15 @@ def test_a_chart_of_any_job_has_one_width_and_a_bounded_height() -> None:
         Row(number, "h" * 99 + str(number // 99), "code", f"f{number}" * 99, "x" * 160)
         for number in range(9999)
     ]
-    for made, odd in ((wide, wide[9990:]), (wide[:2], ())):
-        root = ElementTree.fromstring(as_svg(grid(made, odd), "h" * 999, str))
-        ends = [float(each.get("x", 0)) + float(each.get("textLength", 0)) for each in root.iter()]
+    for grid_rows, odd in ((wide, wide[9990:]), (wide[:2], ())):
+        root = ElementTree.fromstring(as_svg(grid(grid_rows, odd), "h" * 999, str))
+        ends = [
+            float(element.get("x", 0)) + float(element.get("textLength", 0))
+            for element in root.iter()
+        ]
         assert max(ends) <= float(root.get("width", 0)) < 1000
         assert (
-            max(float(each.get("y", 0)) for each in root.iter())
+            max(float(element.get("y", 0)) for element in root.iter())
             < float(root.get("height", 0))
             < 1000
         )
@@ -349,13 +358,13 @@ def test_a_chart_of_any_job_has_one_width_and_a_bounded_height() -> None:
 
 def test_rows_survive_the_way_to_the_leader() -> None:
     """Ranks of one place go together, and a message has room for a host of any size."""
-    here = rows(*[WAITS] * 190, RankSample(LOCK, "S", "which sleeps"))
-    sent = json.dumps(outlier_rank.documents([row._replace(host="algo-2") for row in here]))
+    sample_rows = rows(*[WAITS] * 190, RankSample(LOCK, "S", "which sleeps"))
+    sent = json.dumps(outlier_rank.documents([row._replace(host="algo-2") for row in sample_rows]))
     assert len(sent) < 2000
     back = outlier_rank.read_documents("algo-2", json.loads(sent))
     assert (
         name_outliers(back, (), 60).cause
-        == name_outliers([row._replace(host="algo-2") for row in here], (), 60).cause
+        == name_outliers([row._replace(host="algo-2") for row in sample_rows], (), 60).cause
     )
     many = [
         Row(number, "algo-2", "code", f"f{number}" * 99, "x" * 999, "", ("y" * 999,) * 8)
@@ -469,18 +478,18 @@ def polling(
     ],
 )
 def test_what_counts_as_progress(before: Sample, now: Sample, sign: str) -> None:
-    found = find_progress(before, now)
-    assert sign in found
-    assert bool(found) == bool(sign)
+    progress = find_progress(before, now)
+    assert sign in progress
+    assert bool(progress) == bool(sign)
 
 
 @pytest.mark.parametrize("python", [False, True])
 def test_a_program_counts_as_if_it_were_alone_on_its_host(python: bool) -> None:
-    """It takes a CPU for some time, again and again, and sleeps in between.
+    """The program takes a CPU for some time, again and again, and sleeps in between.
 
     On a crowded host each time takes longer.
 
-    What it says about the program stays the same, as it is measured over some of its rounds.
+    The verdict on the program stays the same, as it is measured over some of its rounds.
     """
     for seed in range(500):
         draw = random.Random(seed)
@@ -490,32 +499,37 @@ def test_a_program_counts_as_if_it_were_alone_on_its_host(python: bool) -> None:
             continue  # near the limit
         rounds = 20
         seconds = rounds * (runs * crowd + sleeps)
-        took = rounds * runs
-        ran, waited = int(took * 1e9), int(took * (crowd - 1) * 1e9)
+        cpu_seconds = rounds * runs
+        ran, waited = int(cpu_seconds * 1e9), int(cpu_seconds * (crowd - 1) * 1e9)
         # Of a Python whose stack cannot be read, and of any other program.
         before = Process("2", python=python, cpu=5.0, threads={11: CpuTime(7, 7)})
-        now = before._replace(cpu=5.0 + took, threads={11: CpuTime(7 + ran, 7 + waited)})
+        now = before._replace(cpu=5.0 + cpu_seconds, threads={11: CpuTime(7 + ran, 7 + waited)})
         sign = find_progress(
             Sample(0.0, processes={11: before}), Sample(seconds, processes={11: now})
         )
         assert bool(sign) == (share > 0.25), (seed, share, crowd)
         started = Sample(
-            seconds, processes={11: before._replace(cpu=took, threads={11: CpuTime(ran, waited)})}
+            seconds,
+            processes={11: before._replace(cpu=cpu_seconds, threads={11: CpuTime(ran, waited)})},
         )
         assert bool(find_progress(Sample(0.0), started)) == (share > 0.25), (seed, share, crowd)
 
 
 def test_a_program_that_gets_no_cpu_works(tmp_path: Path) -> None:
-    """It shares one CPU with others that the kernel prefers, and gets a twentieth of it or less."""
+    """The program shares one CPU with others that the kernel prefers, and gets a twentieth of it or
+    less.
+    """
     cpu = min(os.sched_getaffinity(0))
     endless = tmp_path / "endless.sh"
     endless.write_text("while :; do :; done", encoding="ascii")
 
     def on_one_cpu(nicer: int) -> subprocess.Popen[bytes]:
-        made = subprocess.Popen(("sh", endless))
-        os.sched_setaffinity(made.pid, {cpu})
-        os.setpriority(os.PRIO_PROCESS, made.pid, os.getpriority(os.PRIO_PROCESS, 0) + nicer)
-        return made
+        endless_process = subprocess.Popen(("sh", endless))
+        os.sched_setaffinity(endless_process.pid, {cpu})
+        os.setpriority(
+            os.PRIO_PROCESS, endless_process.pid, os.getpriority(os.PRIO_PROCESS, 0) + nicer
+        )
+        return endless_process
 
     others = [on_one_cpu(0) for _ in range(2)]
     starved = on_one_cpu(10)
@@ -535,9 +549,9 @@ def test_a_program_that_gets_no_cpu_works(tmp_path: Path) -> None:
         assert sign == "other programs that the ranks started take CPU time"
         assert share < WORKING_SHARE
     finally:
-        for each in (*others, starved):
-            each.kill()
-            each.wait()
+        for process in (*others, starved):
+            process.kill()
+            process.wait()
 
 
 def test_a_loop_that_only_repeats_its_lines_makes_no_progress() -> None:
@@ -545,13 +559,13 @@ def test_a_loop_that_only_repeats_its_lines_makes_no_progress() -> None:
     seen = StackHistory()
 
     def signs(*values: int) -> list[str]:
-        found, before = [], BEFORE
+        signs_seen, before = [], BEFORE
         for step, value in enumerate(values):
             look = after(seconds=float(step), processes={10: at(value)})
-            found.append(find_progress(before, look, seen))
+            signs_seen.append(find_progress(before, look, seen))
             seen.add(look)
             before = look
-        return found
+        return signs_seen
 
     def at(value: int) -> Process:
         line, counter = value % 3, value // 3 + 1
@@ -612,10 +626,12 @@ def test_a_function_that_a_package_calls_again_does_not_poll() -> None:
             frame("<module>", SCRIPT, "step", "1"),
         ]
         main = {"pid": 10, "os_thread_id": 10, "thread_name": "MainThread", "frames": frames}
-        took = {10: CpuTime(int(at * 1e7), 0)}
+        cpu_times = {10: CpuTime(int(at * 1e7), 0)}
         threads = stacks.from_py_spy(json.dumps([main]))
         return Sample(
-            at, (10,), {10: Process("1", python=True, sleeps=True, threads=took, stack=threads)}
+            at,
+            (10,),
+            {10: Process("1", python=True, sleeps=True, threads=cpu_times, stack=threads)},
         )
 
     assert find_progress(look(1, "3", "1"), look(2, "3", "2")) == ""
@@ -649,7 +665,7 @@ def test_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("torch", "given", "found"),
+    ("torch", "inherited", "expected_variables"),
     [
         (
             "2.4.1",
@@ -674,17 +690,19 @@ def test_settings() -> None:
     ],
 )
 def test_torchs_flight_recorder_is_on_unless_the_user_says_something(
-    torch: str, given: dict[str, str], found: set[str]
+    torch: str, inherited: dict[str, str], expected_variables: set[str]
 ) -> None:
     components: dict[str, Json] = {
         "nccl": {"version": "2.30.7"},
         **({"torch": {"version": torch}} if torch else {}),
     }
     image = parse_manifest(json.dumps(manifest_document(components=components)), "made-up")
-    env = plan(environment(manifest=image, variables={"PATH": "/bin", **given})).env
-    assert {name for name in env if name.startswith(("TORCH_FR", "TORCH_NCCL"))} == found
+    env = plan(environment(manifest=image, variables={"PATH": "/bin", **inherited})).env
+    assert {
+        name for name in env if name.startswith(("TORCH_FR", "TORCH_NCCL"))
+    } == expected_variables
     files = [env[name] for name in names.RECORDER_FILES if name in env]
-    assert files == (["/opt/ml/output/data/flight-recorder-rank-"] if found else [])
+    assert files == (["/opt/ml/output/data/flight-recorder-rank-"] if expected_variables else [])
 
 
 # --- a real program -------------------------------------------------------------------------------
@@ -735,7 +753,7 @@ def test_a_rank_that_polls_or_loops_makes_no_progress(
     samples something. And an endless loop, which stops at another line at each look.
     """
     write_inputs(tmp_path, script, {}, {})
-    # py-spy is beside it.
+    # py-spy is beside the program.
     manifest = write_manifest(tmp_path / "image.json", {"python": sys.executable})
     variables = {
         "TRAINWORKS_HANG": "fail",
@@ -792,9 +810,7 @@ def get(seconds):
 
 
 def test_a_main_thread_that_waits_in_a_package_is_a_driver(tmp_path: Path) -> None:
-    """Its workers may be on other hosts: what it prints of them is a sign,
-    whichever thread prints it.
-    """
+    """Count the output about workers on other hosts as a sign, from any thread."""
     package = tmp_path / "lib/python3/site-packages/cluster.py"
     package.parent.mkdir(parents=True)
     package.write_text(DRIVER, encoding="ascii")
@@ -844,7 +860,7 @@ def test_who_waits_in_a_package(threads: tuple[Thread, ...], waits: bool) -> Non
 
 
 def test_a_warning_comes_once_for_a_stall_and_the_job_goes_on(tmp_path: Path) -> None:
-    """With faulthandler, as where there is no py-spy.
+    """Use faulthandler, as where there is no py-spy.
 
     With a sitecustomize of the user's, which is still imported.
     """
@@ -880,7 +896,7 @@ def test_a_warning_comes_once_for_a_stall_and_the_job_goes_on(tmp_path: Path) ->
 
 
 def test_a_job_that_hangs_fails_with_a_status_of_its_own(tmp_path: Path) -> None:
-    """With py-spy, which the environment of the checkout has.
+    """Use py-spy, which the environment of the checkout has.
 
     The heartbeat file keeps the job alive until it stops.
     """
@@ -919,7 +935,7 @@ work()
 
 
 def test_a_look_and_process_1_may_wait_for_the_same_process() -> None:
-    """py-spy is started in a thread, and its status taken by whoever comes first."""
+    """Start py-spy in a thread: the first of the two waiters takes its status."""
     script = """
 import subprocess, threading
 from trainworks_launcher.supervise.processes.processes import Orphans
@@ -933,14 +949,14 @@ while thread.is_alive():
     orphans.reap(())
 """
     words = (sys.executable, "-c", script)
-    made = subprocess.run(
+    result = subprocess.run(
         words, env={"PYTHONPATH": str(LAUNCHER)}, capture_output=True, timeout=TIME_OUT, check=False
     )
-    assert (made.returncode, made.stderr) == (0, b"")
+    assert (result.returncode, result.stderr) == (0, b"")
 
 
 def test_the_program_that_listens_for_the_signal_knows_the_names() -> None:
-    """It imports nothing of ours, so it has two of our constants as text."""
+    """The program imports nothing of ours, so it has two of our constants as text."""
     from trainworks_launcher.supervise.hang import signals
 
     text = (LAUNCHER / "trainworks_launcher/programs/python/sitecustomize.py").read_text(
@@ -998,16 +1014,16 @@ def test_the_watch_goes_on_after_a_look_that_fails_and_one_that_never_returns(
         log=tell,
         redact=str,
     )
-    made = detector.HangDetector(loop, sampler, around)  # type: ignore[arg-type]
+    hang_detector = detector.HangDetector(loop, sampler, around)  # type: ignore[arg-type]
 
     def until_the_third() -> None:
         if sampler.looks >= 3:
-            made.end()
+            hang_detector.end()
             loop.stop()
         else:
             loop.after(0.05, until_the_third)
 
-    made.begin(time.monotonic())
+    hang_detector.begin(time.monotonic())
     until_the_third()
     loop.run()
     loop.close()
@@ -1022,7 +1038,7 @@ def test_a_look_for_which_no_thread_can_be_started_is_made_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The kernel refuses a thread once; the callback comes all the same, with nothing."""
-    loop, found = Loop(), list[object]()
+    loop, samples_seen = Loop(), list[object]()
     start = threading.Thread.start
     refusals = iter([True])
 
@@ -1034,8 +1050,8 @@ def test_a_look_for_which_no_thread_can_be_started_is_made_later(
     monkeypatch.setattr(threading.Thread, "start", refused)
 
     def then(seen: object) -> None:
-        found.append(seen)
-        if len(found) == 1:
+        samples_seen.append(seen)
+        if len(samples_seen) == 1:
             loop.look(lambda: "seen", 30.0, then)
         else:
             loop.stop()
@@ -1043,4 +1059,4 @@ def test_a_look_for_which_no_thread_can_be_started_is_made_later(
     loop.look(lambda: "seen", 30.0, then)
     loop.run()
     loop.close()
-    assert found == [None, "seen"]
+    assert samples_seen == [None, "seen"]

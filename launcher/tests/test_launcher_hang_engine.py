@@ -35,7 +35,8 @@ PAUSE_LIMIT = 4
 """Seconds without progress in the tests of pauses."""
 
 CROWD = 4
-"""Threads that want a processor, above which what a rank does within the limit cannot be seen."""
+"""Threads that want a processor, above which the actions of a rank within the limit cannot be seen.
+"""
 
 MODE: dict[str, Json] = {
     "sagemaker_torch_distributed_enabled": "true",
@@ -66,17 +67,17 @@ def manifest(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def network() -> Iterator[Network]:
-    with network_of(2) as made:
-        yield made
+    with network_of(2) as new_network:
+        yield new_network
 
 
 def variables(spy: bool, **more: str) -> dict[str, str]:
     """The settings of a job; py-spy is that of the test's own environment."""
     own = str(Path(sys.executable).parent)
     path = os.environ["PATH"] if not spy else f"{os.environ['PATH']}:{own}"
-    kept = [entry for entry in path.split(":") if spy or not Path(entry, "py-spy").exists()]
+    path_entries = [entry for entry in path.split(":") if spy or not Path(entry, "py-spy").exists()]
     return {
-        "PATH": ":".join(kept),
+        "PATH": ":".join(path_entries),
         "TRAINWORKS_HANG": "fail",
         "TRAINWORKS_HANG_LIMIT_SECONDS": f"{LIMIT:g}",
         **more,
@@ -92,13 +93,13 @@ def begin_of_hang(hosts: Sequence[Host], since: float) -> float:
 
     Skip where the ranks took longer than the limit to start.
     """
-    found = re.findall(r"hangs (\d+\.\d+)$", text_of(hosts), re.MULTILINE)
-    if not found and (crowd := crowd_since(since)) > CROWD:
+    matches = re.findall(r"hangs (\d+\.\d+)$", text_of(hosts), re.MULTILINE)
+    if not matches and (crowd := crowd_since(since)) > CROWD:
         pytest.skip(
             f"NOT TESTED: {crowd:.0f} threads want each processor here, and the limit is {LIMIT} s"
         )
-    assert found, text_of(hosts)
-    return max(map(float, found))
+    assert matches, text_of(hosts)
+    return max(map(float, matches))
 
 
 HANGS = {
@@ -163,20 +164,20 @@ dist.all_reduce(ones)
 }
 
 
-@pytest.mark.parametrize("what", HANGS)
+@pytest.mark.parametrize("hang", HANGS)
 @pytest.mark.parametrize("spy", [True, False], ids=["py-spy", "faulthandler"])
 def test_the_rank_that_hangs_is_named(
-    network: Network, manifest: Path, tmp_path: Path, what: str, spy: bool
+    network: Network, manifest: Path, tmp_path: Path, hang: str, spy: bool
 ) -> None:
-    script, sentence = HANGS[what]
+    script, sentence = HANGS[hang]
     since = start_clock()
     with job_on(
         network, tmp_path, RANKS + script, MODE, manifest=manifest, variables=variables(spy)
     ) as hosts:
         statuses = [host.wait() for host in hosts]
-        ended = time.monotonic()
+        end_time = time.monotonic()
         assert statuses == [names.EXIT_HANG] * 2, text_of(hosts)
-    assert_within(LIMIT + AFTER, begin_of_hang(hosts, since), ended, text_of(hosts))
+    assert_within(LIMIT + AFTER, begin_of_hang(hosts, since), end_time, text_of(hosts))
     for host in hosts:
         assert re.match(rf"no rank has made progress for 5 s: {sentence}", host.failure), (
             host.failure
@@ -209,11 +210,16 @@ def test_the_call_that_a_rank_lacks_is_in_the_report(
 ) -> None:
     """The records are torch's own, of gloo; with NCCL torch has the thread itself."""
     script, sentence = HANGS["sleeps in a lock"]
-    given = variables(
+    host_variables = variables(
         True, TORCH_FR_BUFFER_SIZE="2000", TORCH_FR_DUMP_TEMP_FILE=f"{tmp_path}/record-"
     )
     with job_on(
-        network, tmp_path, RANKS + RECORDS + script, MODE, manifest=manifest, variables=given
+        network,
+        tmp_path,
+        RANKS + RECORDS + script,
+        MODE,
+        manifest=manifest,
+        variables=host_variables,
     ) as hosts:
         assert [host.wait() for host in hosts] == [names.EXIT_HANG] * 2, text_of(hosts)
     for host in hosts:
@@ -263,7 +269,7 @@ WAITS_FOR_EVER = {
 """
     ),
 }
-"""What the odd rank does, with nobody to end it: the others wait for it in a collective."""
+"""Code of the odd rank, which no process ends: the others wait for it in a collective."""
 
 STARTS: dict[str, tuple[dict[str, Json], str]] = {
     "torchrun": (MODE, RANKS + "import filelock\ndef together():\n    dist.all_reduce(ones)\n"),
@@ -281,17 +287,17 @@ def together():
 }
 
 
-@pytest.mark.parametrize("what", WAITS_FOR_EVER)
+@pytest.mark.parametrize("wait", WAITS_FOR_EVER)
 @pytest.mark.parametrize("start", STARTS)
 def test_a_rank_that_waits_for_ever_is_named_whatever_moves_beside_it(
-    network: Network, tmp_path: Path, start: str, what: str
+    network: Network, tmp_path: Path, start: str, wait: str
 ) -> None:
     need("mpirun", "torchrun")
     mode, script = STARTS[start]
     since = start_clock()
     script += f"""
 def odd():
-{WAITS_FOR_EVER[what]}
+{WAITS_FOR_EVER[wait]}
 if rank == 2:
     lock = filelock.FileLock("lock")
     lock.acquire()
@@ -306,9 +312,9 @@ together()
         network, tmp_path, script, mode, manifest=image, variables=variables(spy=True)
     ) as hosts:
         statuses = [host.wait() for host in hosts]
-        ended = time.monotonic()
+        end_time = time.monotonic()
         assert statuses == [names.EXIT_HANG] * 2, text_of(hosts)
-    assert_within(LIMIT + AFTER, begin_of_hang(hosts, since), ended, text_of(hosts))
+    assert_within(LIMIT + AFTER, begin_of_hang(hosts, since), end_time, text_of(hosts))
     assert re.match(
         r"no rank has made progress for 5 s: rank 3 on algo-2 is in odd \(", hosts[0].failure
     )
@@ -343,9 +349,9 @@ take_the_lock() if MPI.COMM_WORLD.rank == 3 else train()
         network, tmp_path, script, mode, manifest=image, variables=variables(spy=True)
     ) as hosts:
         statuses = [host.wait() for host in hosts]
-        ended = time.monotonic()
+        end_time = time.monotonic()
         assert statuses == [names.EXIT_HANG] * 2, text_of(hosts)
-    assert_within(LIMIT + AFTER, begin_of_hang(hosts, since), ended, text_of(hosts))
+    assert_within(LIMIT + AFTER, begin_of_hang(hosts, since), end_time, text_of(hosts))
     sentence = (
         r"rank 3 on algo-2 is in take_the_lock \(train\.py:\d+\), which waits for a lock.*; 3"
         r" others wait in "
@@ -412,11 +418,11 @@ with socket.create_server(("", 9099)) as server:
 def test_a_job_that_only_looks_so_is_left_alone(
     network: Network, manifest: Path, tmp_path: Path
 ) -> None:
-    """One rank works for more than twice the limit without output, and the
-    others wait in a barrier.
+    """Let one rank work for more than twice the limit without output, while the others wait in a
+    barrier.
 
-    It measures: a rank that hardly gets a processor within the limit does look
-    as if it did nothing.
+    The test measures: a rank that hardly gets a processor within the limit does look as if it did
+    nothing.
     """
     began = start_clock()
     need("cc")
@@ -525,7 +531,7 @@ list_all()
 """
     ),
 }
-"""What a rank does for longer than the limit while the other one waits for it.
+"""Code of a rank for longer than the limit while the other one waits for it.
 
 More: the test of two hosts, above.
 """
@@ -543,12 +549,12 @@ class Store(http.server.BaseHTTPRequestHandler):
         self.wfile.write(page)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Nobody reads it."""
+        """Drop the server's log lines."""
 
 
-@pytest.mark.parametrize("what", PAUSES)
-def test_a_pause_is_no_hang(manifest: Path, tmp_path: Path, what: str) -> None:
-    """It measures, too: see above."""
+@pytest.mark.parametrize("pause", PAUSES)
+def test_a_pause_is_no_hang(manifest: Path, tmp_path: Path, pause: str) -> None:
+    """The test measures, too: see above."""
     began = start_clock()
     script = f"""
 import multiprocessing, os, subprocess, sys, threading, time, urllib.request, zipfile
@@ -562,7 +568,7 @@ def wait_for_the_other():
         threading.Event().wait(0.05)
 def main():
     end = time.monotonic() + {3 * PAUSE_LIMIT}
-    {PAUSES[what].strip().replace(chr(10), chr(10) + "    ")}
+    {PAUSES[pause].strip().replace(chr(10), chr(10) + "    ")}
     open("done", "w").close()
 if __name__ == "__main__":
     main() if os.environ["RANK"] == "1" else wait_for_the_other()
@@ -570,14 +576,14 @@ if __name__ == "__main__":
     write_inputs(tmp_path, script, {**MODE}, {})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Store) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        given = {
+        host_variables = {
             **variables(spy=True),
             "TRAINWORKS_HANG_LIMIT_SECONDS": str(PAUSE_LIMIT),
             "TRAINWORKS_IMAGE_MANIFEST": str(manifest),
             "STORE": f"http://127.0.0.1:{server.server_address[1]}/",
             "no_proxy": "127.0.0.1",
         }
-        with Launcher(tmp_path, variables=given) as launcher:
+        with Launcher(tmp_path, variables=host_variables) as launcher:
             status = launcher.wait()
         server.shutdown()
     if status == names.EXIT_HANG and (crowd := crowd_since(began)) > CROWD:

@@ -1,7 +1,7 @@
 """24 simulated hours of jobs of many kinds: the real watch of two hosts, with a
 clock and processes that are made up.
 
-A job is a list of what it does one after the other, each with its seconds, and prints after some of
+A job is a list of its parts one after the other, each with its seconds, and prints after some of
 them. Only rank 0, on the first host, prints. No alarm is right while it works; after a stop at any
 moment the warning must come in time.
 """
@@ -33,11 +33,11 @@ C10D = "/site-packages/torch/distributed/distributed_c10d.py"
 LIMIT = 600.0
 HOUR = 3600.0
 EACH = 24 * HOUR / 9
-"""What a job runs: nine of them are a day."""
+"""Parts of a job: nine of them are a day."""
 
 
 class Part(NamedTuple):
-    """What a job does for a while.
+    """Part of a job that takes a while.
 
     Attributes:
         seconds: How long.
@@ -62,7 +62,7 @@ def every_step(draw: random.Random) -> Iterator[Part]:
 
 
 def every_hundred_steps(draw: random.Random) -> Iterator[Part]:
-    """And a checkpoint each half hour."""
+    """Yield parts that print each hundred steps, and write a checkpoint each half hour."""
     for number in itertools.count(1):
         yield Part(draw.uniform(18, 28))
         if number % 78 == 0:
@@ -103,7 +103,7 @@ def growing_epochs(draw: random.Random) -> Iterator[Part]:
 def buffered(draw: random.Random) -> Iterator[Part]:
     """Output of a pipe: nothing for more than a tenth of the limit, then many lines.
 
-    It is never steady.
+    The output is never steady.
     """
     while True:
         yield Part(draw.uniform(60, 100))
@@ -154,13 +154,13 @@ class World(loops.Loop):
 
     Attributes:
         now: Seconds of its clock.
-        said: What the leader has logged: (when, line).
+        log_lines: Log of the leader: (when, line).
     """
 
     def __init__(self, job: Job, seed: int, until: float, stops: float = math.inf) -> None:
         super().__init__()
         self.now = self.begin = 1000.0
-        self.said: list[tuple[float, str]] = []
+        self.log_lines: list[tuple[float, str]] = []
         self.stops = self.begin + stops
         self.ends: list[float] = []
         self.parts: list[Part] = []
@@ -193,9 +193,7 @@ class World(loops.Loop):
         self.now = end
 
     def works(self, host: int) -> tuple[int, int, int]:
-        """Return what has changed until now: of a stack, of bytes, of CPU time
-        of other programs.
-        """
+        """Return the changes until now: of a stack, of bytes, of CPU time of other programs."""
         now = min(self.now, self.stops)
         part = bisect.bisect(self.ends, now)
         does = self.parts[part].does
@@ -210,7 +208,7 @@ class World(loops.Loop):
 
 
 class Made(Sampler):
-    """What is seen of one host of a world."""
+    """The samples of one host of a world."""
 
     def __init__(self, world: World, host: int) -> None:
         super().__init__("", "")
@@ -223,9 +221,9 @@ class Made(Sampler):
         threads = (
             Thread(True, (*call, Frame("train", "/opt/ml/code/train.py", 7)), values=values),
         )
-        took = {10: CpuTime(int(self.world.now * 1e9), 0)}
+        cpu_times = {10: CpuTime(int(self.world.now * 1e9), 0)}
         rank = Process(
-            "1", python=True, cpu=self.world.now, threads=took, moved=moved, stack=threads
+            "1", python=True, cpu=self.world.now, threads=cpu_times, moved=moved, stack=threads
         )
         seen = {10: rank, 11: Process("2", cpu=cpu)}
         return Sample(self.world.now, (10,), seen, writes=self.writes(roots))
@@ -273,7 +271,7 @@ def live(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[World], N
                 tell=lambda message, number=number: tell(number, message),  # type: ignore[misc]
                 end=lambda _: None,
                 log=lambda line, number=number: (
-                    world.said.append((world.now, line)) if not number else None
+                    world.log_lines.append((world.now, line)) if not number else None
                 ),  # type: ignore[misc]
                 redact=str,
             )
@@ -289,7 +287,7 @@ def test_a_day_of_jobs_that_work_has_no_alarm(live: Callable[[World], None], job
     world = World(job, 1, EACH)
     live(world)
     world.run_until(EACH)
-    assert world.said == []
+    assert world.log_lines == []
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -304,8 +302,8 @@ def test_a_job_that_stops_is_seen_after_the_limit(
     world = World(job, seed, 2 * EACH, stops)
     live(world)
     world.run_until(stops + 2 * LIMIT)
-    assert world.said, "no alarm"
-    when, line = world.said[0]
+    assert world.log_lines, "no alarm"
+    when, line = world.log_lines[0]
     assert when - world.prints[-1] >= LIMIT, line
     assert 0 < when - world.stops <= LIMIT * 1.6, line
     assert re.match(r"no rank has made progress for \d+ s: .*\(train\.py:7\)", line)

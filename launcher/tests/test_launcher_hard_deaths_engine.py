@@ -2,7 +2,7 @@
 status, host and rank on both hosts.
 
 Marked ``engine``. TRAINWORKS_HARD_DEATHS=40 is the whole series (about ten minutes); by default
-there is one death of each kind. Every second one is beside a load of eight processes. What it
+there is one death of each kind. Every second one is beside a load of eight processes. Its
 needs: see ``test_launcher_engine.py``.
 """
 
@@ -54,7 +54,7 @@ DEATHS = {
     "exit 0": ("os._exit(0)", None, "ended with exit status 0 while other ranks went on"),
     "exception": ("raise ValueError('the batch is empty')", 1, "ValueError: the batch is empty"),
 }
-"""What the rank does, the job's status (None: any but 0), and the words of the failure."""
+"""Code of the rank, the job's status (None: any but 0), and the words of the failure."""
 
 
 @pytest.fixture
@@ -65,12 +65,12 @@ def network() -> Iterator[Network]:
 
 @contextlib.contextmanager
 def load(count: int) -> Iterator[None]:
-    """So many processes that compute."""
-    made = [subprocess.Popen((sys.executable, "-c", "while True: pass")) for _ in range(count)]
+    """Run ``count`` processes that compute."""
+    processes = [subprocess.Popen((sys.executable, "-c", "while True: pass")) for _ in range(count)]
     try:
         yield
     finally:
-        for process in made:
+        for process in processes:
             process.kill()
             process.wait()
 
@@ -108,7 +108,7 @@ def test_a_hard_death_of_a_rank(tmp_path: Path, network: Network, number: int) -
     ranks = (4, 8)[number // len(DEATHS) % 2]
     dying = 2 * ranks - 1 - (number // len(DEATHS)) * 5 % (2 * ranks)  # the last one first
     host = f"algo-{1 + dying // ranks}"
-    asked = {
+    hyperparameters = {
         **json.loads(os.environ.get("X", "{}")),
         "sagemaker_mpi_enabled": "true",
         "sagemaker_mpi_num_of_processes_per_host": str(ranks),
@@ -121,26 +121,28 @@ def test_a_hard_death_of_a_rank(tmp_path: Path, network: Network, number: int) -
         manifest = engine_manifest(tmp_path)
         prefix = {host: limit}
         hosts = stack.enter_context(
-            job_on(network, tmp_path, script, asked, manifest=manifest, before=prefix)
+            job_on(network, tmp_path, script, hyperparameters, manifest=manifest, before=prefix)
         )
-        there = hosts[dying // ranks]
-        there.read_until("dies")
+        dying_host = hosts[dying // ranks]
+        dying_host.read_until("dies")
         start_clock()
         statuses = [host.wait() for host in hosts]
-        died = float(there.text.rpartition("] dies ")[2].split()[0])  # all hosts have one clock
-        took = max(host.ended for host in hosts) - died
-    told = [
+        died = float(
+            dying_host.text.rpartition("] dies ")[2].split()[0]
+        )  # all hosts have one clock
+        seconds = max(host.end_time for host in hosts) - died
+    failure_reports = [
         json.loads((host.base / "output/failure.json").read_text(encoding="utf-8"))
         for host in hosts
     ]
-    said = "\n".join((*(host.text for host in hosts), *(host.failure for host in hosts)))
+    text = "\n".join((*(host.text for host in hosts), *(host.failure for host in hosts)))
     print(
-        f"{kind}, rank {dying} of {2 * ranks}, load {loaded}: {statuses} after {took:.1f} s:"
-        f" {told[0]['cause']}"
+        f"{kind}, rank {dying} of {2 * ranks}, load {loaded}: {statuses} after {seconds:.1f} s:"
+        f" {failure_reports[0]['cause']}"
     )
-    assert [(row["host"], row["rank"]) for row in told] == [(host, dying)] * 2, said
-    assert statuses[0] == statuses[1] != 0, said
-    assert status in (None, statuses[0]), said
-    assert words in hosts[0].failure, said
-    assert hosts[0].failure == hosts[1].failure, said
-    assert_within(20, died, died + took, said)
+    assert [(row["host"], row["rank"]) for row in failure_reports] == [(host, dying)] * 2, text
+    assert statuses[0] == statuses[1] != 0, text
+    assert status in (None, statuses[0]), text
+    assert words in hosts[0].failure, text
+    assert hosts[0].failure == hosts[1].failure, text
+    assert_within(20, died, died + seconds, text)

@@ -1,4 +1,4 @@
-"""What the launcher adds to every Python of a job: its end waits for gloo's threads."""
+"""Test the hooks in every Python of a job: its end waits for gloo's threads."""
 
 from __future__ import annotations
 
@@ -42,10 +42,11 @@ until.append(time.monotonic() + SECONDS)
 def test_a_python_of_the_job_ends_when_gloos_threads_are_idle(
     tmp_path: Path, variables: dict[str, str], *, waits: bool
 ) -> None:
-    write_inputs(tmp_path, BUSY.replace("SECONDS", "0.5" if waits else "1e9"), {}, {})
-    with Launcher(tmp_path, variables=variables) as made:
-        assert made.wait() == 0, made.text
-    assert ("the last line\nthe thread is idle" in made.text) is waits, made.text
+    seconds = "0.5" if waits else "1e9"
+    write_inputs(tmp_path, BUSY.replace("SECONDS", seconds), {}, {})
+    with Launcher(tmp_path, variables=variables) as launcher:
+        assert launcher.wait() == 0, launcher.text
+    assert ("the last line\nthe thread is idle" in launcher.text) is waits, launcher.text
 
 
 def test_a_thread_that_never_rests_does_not_keep_the_process() -> None:
@@ -83,7 +84,7 @@ def test_a_process_without_gloos_threads_does_not_wait(tmp_path: Path, script: s
 
 
 @pytest.mark.parametrize(
-    ("variables", "found"),
+    ("variables", "expected_hooks"),
     [
         ({}, "stacks exit end"),
         ({"TRAINWORKS_CLEAN_EXIT": "off"}, "stacks end"),
@@ -91,18 +92,20 @@ def test_a_process_without_gloos_threads_does_not_wait(tmp_path: Path, script: s
         ({"TRAINWORKS_HANG": "off", "TRAINWORKS_CLEAN_EXIT": "off"}, "end"),
     ],
 )
-def test_which_hooks_a_job_has(variables: dict[str, str], found: str) -> None:
-    made = environment(variables={"PATH": "/no/py-spy", "PYTHONPATH": "/own", **variables})
-    given = hooks.variables(plan(made), made)
-    assert given.get(names.PYTHON_HOOKS_VARIABLE, "") == found
-    if found:
-        assert given["PYTHONPATH"].split(":")[1:] == ["/opt/ml/code", "/own"]
+def test_which_hooks_a_job_has(variables: dict[str, str], expected_hooks: str) -> None:
+    job_environment = environment(
+        variables={"PATH": "/no/py-spy", "PYTHONPATH": "/own", **variables}
+    )
+    hook_variables = hooks.variables(plan(job_environment), job_environment)
+    assert hook_variables.get(names.PYTHON_HOOKS_VARIABLE, "") == expected_hooks
+    if expected_hooks:
+        assert hook_variables["PYTHONPATH"].split(":")[1:] == ["/opt/ml/code", "/own"]
     else:
-        assert not given
+        assert not hook_variables
 
 
 def test_the_program_that_has_the_hooks_knows_the_names() -> None:
-    """It imports nothing of ours, so it has our constants as text."""
+    """The program imports nothing of ours, so it has our constants as text."""
     text = (LAUNCHER / "trainworks_launcher/programs/python/sitecustomize.py").read_text(
         encoding="utf-8"
     )
@@ -197,7 +200,7 @@ IMPORTS_NOTHING = {
 @pytest.mark.parametrize("runtime", ["", "gone"])
 @pytest.mark.parametrize("name", [*AS_WITHOUT, *IMPORTS_NOTHING])
 def test_a_script_behaves_as_without_the_hooks(tmp_path: Path, name: str, runtime: str) -> None:
-    """Its status, and every byte that it prints, are those of plain Python."""
+    """Compare the status, and every byte of the output, with those of plain Python."""
     script = IMPORTS_NOTHING.get(name) or IMPORTS + AS_WITHOUT[name]
     (tmp_path / "x.py").write_text(script, encoding="utf-8")
     hooked = {
@@ -219,7 +222,7 @@ def test_a_sitecustomize_of_the_users_own_is_read(tmp_path: Path) -> None:
         "import sys\nsys.excepthook = lambda *_: print('mine')", encoding="utf-8"
     )
     write_inputs(tmp_path, "raise ValueError('loss is nan')", {}, {})
-    with Launcher(tmp_path, variables={"PYTHONPATH": str(tmp_path)}) as made:
-        assert made.wait() == 1
-    assert "\nmine\n" in made.text
-    assert made.failure.startswith("ValueError: loss is nan\n")
+    with Launcher(tmp_path, variables={"PYTHONPATH": str(tmp_path)}) as launcher:
+        assert launcher.wait() == 1
+    assert "\nmine\n" in launcher.text
+    assert launcher.failure.startswith("ValueError: loss is nan\n")

@@ -1,7 +1,7 @@
 """Plain hosts, with real processes on two hosts that are network namespaces: no /opt/ml, no
 scheduler, late names.
 
-Marked ``engine``; see test_launcher_engine for what is needed.
+Marked ``engine``; see test_launcher_engine for its needs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def job(network: Network, folder: Path, *words: str) -> Iterator[tuple[Host, Hos
     """``train -- train.py WORDS`` on both hosts, from a folder that both have."""
     (folder / "train.py").write_text(SCRIPT, encoding="ascii")
     with contextlib.ExitStack() as stack:
-        made = []
+        processes = []
         for host in network.hosts:
             own = (
                 "unshare",
@@ -61,21 +61,21 @@ def job(network: Network, folder: Path, *words: str) -> Iterator[tuple[Host, Hos
                 prefix=network.inside(host, *own),
             )
             stack.enter_context(started)
-            made.append(started)
-        yield made[0], made[1]
+            processes.append(started)
+        yield processes[0], processes[1]
 
 
 @pytest.fixture
 def network() -> Iterator[Network]:
-    with two_namespaces() as made:
-        yield made
+    with two_namespaces() as new_network:
+        yield new_network
 
 
 @pytest.mark.parametrize("status", [0, 42])
 def test_both_hosts_end_with_one_status(network: Network, tmp_path: Path, status: int) -> None:
-    with job(network, tmp_path, "--status", str(status)) as made:
-        assert [host.wait() for host in made] == [status] * 2, "".join(host.text for host in made)
-    for host, name in zip(made, network.hosts, strict=True):
+    with job(network, tmp_path, "--status", str(status)) as hosts:
+        assert [host.wait() for host in hosts] == [status] * 2, "".join(host.text for host in hosts)
+    for host, name in zip(hosts, network.hosts, strict=True):
         if status:  # the first host may be told before its script has said a word
             assert host.failure.startswith("train.py on host algo-2 (mode none): exit status 42")
         else:
@@ -130,21 +130,21 @@ def test_a_user_without_root_and_without_opt_ml(tmp_path: Path) -> None:
             stack.enter_context(process)
             stack.callback(process.kill)
             started.append(process)
-        said = [process.communicate(timeout=TIME_OUT)[0] for process in started]
+        outputs = [process.communicate(timeout=TIME_OUT)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0]
-    assert said == [f"65534 {tmp_path}/model\n"] * 2
+    assert outputs == [f"65534 {tmp_path}/model\n"] * 2
     assert (tmp_path / "output" / names.SUCCESS_FILE).exists()
 
 
 def test_the_name_of_the_leader_resolves_late(network: Network, tmp_path: Path) -> None:
-    """As on Kubernetes, where a pod's name appears after the pod."""
+    """Resolve the name late, as on Kubernetes, where a pod's name appears after the pod."""
     names = Path("/etc/netns", network.space("algo-2"), "hosts")
-    known = names.read_text(encoding="ascii")
+    text = names.read_text(encoding="ascii")
     names.write_text("127.0.0.1 localhost\n", encoding="ascii")
-    with job(network, tmp_path, "0") as made:
-        made[1].read_until("cannot resolve the name algo-1")
-        names.write_text(known, encoding="ascii")  # the same file, which the host sees
-        assert [host.wait() for host in made] == [0, 0], "".join(host.text for host in made)
+    with job(network, tmp_path, "0") as hosts:
+        hosts[1].read_until("cannot resolve the name algo-1")
+        names.write_text(text, encoding="ascii")  # the same file, which the host sees
+        assert [host.wait() for host in hosts] == [0, 0], "".join(host.text for host in hosts)
 
 
 @pytest.mark.parametrize(
@@ -154,14 +154,14 @@ def test_the_name_of_the_leader_resolves_late(network: Network, tmp_path: Path) 
 def test_the_interface_is_chosen_where_the_hosts_own_name_leads_elsewhere(
     network: Network, tmp_path: Path, own: str, chosen: bool
 ) -> None:
-    """As Debian's installer writes it (127.0.1.1): gloo would listen there, and
+    """Give the own name the address of Debian's installer (127.0.1.1): gloo would listen there, and
     no other host would reach it.
     """
     (tmp_path / "train.py").touch()
-    known = [f"{network.address(name)} {name}" for name in network.hosts]
-    known += [f"{own} {os.uname().nodename}"] if own else []
+    host_lines = [f"{network.address(name)} {name}" for name in network.hosts]
+    host_lines += [f"{own} {os.uname().nodename}"] if own else []
     Path("/etc/netns", network.space("algo-1"), "hosts").write_text(
-        "\n".join(known) + "\n", encoding="ascii"
+        "\n".join(host_lines) + "\n", encoding="ascii"
     )
     words = (
         sys.executable,
@@ -171,7 +171,7 @@ def test_the_interface_is_chosen_where_the_hosts_own_name_leads_elsewhere(
         "--",
         "train.py",
     )
-    given = {
+    variables = {
         "PATH": "/usr/bin:/bin",
         "TRAINWORKS_HOSTS": ",".join(network.hosts),
         "TRAINWORKS_HOST": "algo-1",
@@ -179,15 +179,15 @@ def test_the_interface_is_chosen_where_the_hosts_own_name_leads_elsewhere(
     shown = subprocess.run(
         network.inside("algo-1", *words),
         cwd=tmp_path,
-        env=given,
+        env=variables,
         capture_output=True,
         text=True,
         timeout=TIME_OUT,
     )
     planned = json.loads(shown.stdout)
-    found = {name: planned["env"].get(f"{name}_SOCKET_IFNAME") for name in ("GLOO", "NCCL")}
+    interfaces = {name: planned["env"].get(f"{name}_SOCKET_IFNAME") for name in ("GLOO", "NCCL")}
     interface = "eth0" if chosen else None
-    assert found == {"GLOO": interface, "NCCL": interface}
+    assert interfaces == {"GLOO": interface, "NCCL": interface}
     why = [reason["why"] for reason in planned["why"] if reason["subject"] == "GLOO_SOCKET_IFNAME"]
     assert [f"own name leads to {own or 'no address'}" in line for line in why] == (
         [True] if chosen else []
@@ -217,7 +217,7 @@ def test_hosts_meet_that_have_ipv6_addresses_and_no_names(
     (tmp_path / "train.py").write_text(MEET, encoding="ascii")
     manifest = engine_manifest(tmp_path)
     with contextlib.ExitStack() as stack:
-        made = []
+        hosts_started = []
         for name, address in zip(network.hosts, addresses, strict=True):
             network.resolves(name)
             space = ("ip", "-n", network.space(name))
@@ -231,11 +231,11 @@ def test_hosts_meet_that_have_ipv6_addresses_and_no_names(
             )
             begin = ("env", f"--chdir={tmp_path}")
             prefix = network.inside(name, *as_host("plain", tmp_path), *begin)
-            made.append(
+            hosts_started.append(
                 stack.enter_context(
                     Host(tmp_path / name, *words, variables=variables, prefix=prefix)
                 )
             )
-        statuses = [host.wait() for host in made]
-    assert statuses == [0, 0], "".join(host.text for host in made)
-    assert all("met 2 of 2 at fd77::1" in host.text for host in made)
+        statuses = [host.wait() for host in hosts_started]
+    assert statuses == [0, 0], "".join(host.text for host in hosts_started)
+    assert all("met 2 of 2 at fd77::1" in host.text for host in hosts_started)

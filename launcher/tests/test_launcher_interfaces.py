@@ -1,5 +1,5 @@
-"""Which interface a host of several takes: real network namespaces with an
-interface, a host name and /etc/hosts.
+"""Test which interface a host of several takes: real network namespaces with an interface, a host
+name and /etc/hosts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PEERS = "10.9.0.1 algo-1\n10.9.0.2 algo-2\n"
 
 
 @pytest.mark.parametrize(
-    ("own", "interface", "hosts", "found"),
+    ("own", "interface", "hosts", "expected_interfaces"),
     [
         (OWN, "", 2, ["", "10.9.0.1"]),  # gloo finds it by the host's own name
         (LOOPBACK, "", 2, ["wire0", "127.0.1.1"]),
@@ -55,7 +55,7 @@ PEERS = "10.9.0.1 algo-1\n10.9.0.2 algo-2\n"
     ],
 )
 def test_the_interface_is_chosen_only_where_a_hosts_own_name_leads_elsewhere(
-    own: str, interface: str, hosts: int, found: list[str], tmp_path: Path
+    own: str, interface: str, hosts: int, expected_interfaces: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "input/config").mkdir(parents=True)
     config = {
@@ -68,5 +68,5 @@ def test_the_interface_is_chosen_only_where_a_hosts_own_name_leads_elsewhere(
     names.write_text(f"127.0.0.1 localhost\n{own}{PEERS}", encoding="utf-8")
     words = ["unshare", "--net", "--uts", "--mount", "sh", "-c", HOST, "sh", str(names)]
     words += [sys.executable, "-IS", "-c", ASK, str(LAUNCHER), str(tmp_path)]
-    made = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
-    assert json.loads(made.stdout) == found
+    result = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(result.stdout) == expected_interfaces

@@ -1,5 +1,5 @@
-"""From the environment to a job: what is accepted, what is refused, and that
-all problems are told at once.
+"""Test the way from the environment to a job: accepted values, refused values, and that all
+problems are told at once.
 """
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ def test_an_unknown_switch_is_not_ignored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "gpus", "expected"),
+    ("processes", "gpus", "expected"),
     [(None, 0, 1), (None, 8, 8), (2, 0, 2), (2, 8, 2), ("2", 8, 2), (8, 8, 8)],
 )
-def test_processes_per_host(asked: Json, gpus: int, expected: int) -> None:
-    made = environment({TORCH: True, PER_HOST: asked}, devices=Devices(gpus=gpus))
-    assert make_job(made).placement.processes_per_host == expected
+def test_processes_per_host(processes: Json, gpus: int, expected: int) -> None:
+    job_environment = environment({TORCH: True, PER_HOST: processes}, devices=Devices(gpus=gpus))
+    assert make_job(job_environment).placement.processes_per_host == expected
 
 
 def test_more_processes_than_gpus_are_refused() -> None:
@@ -166,10 +166,10 @@ def test_no_entry_point_offers_what_is_there() -> None:
 
 
 def test_the_variable_wins_over_the_hyperparameter() -> None:
-    made = environment(
+    job_environment = environment(
         {"sagemaker_program": "absent.py"}, variables={"SAGEMAKER_PROGRAM": "train.py"}
     )
-    assert make_job(made).program.entry.name == "train.py"
+    assert make_job(job_environment).program.entry.name == "train.py"
 
 
 def test_the_submit_directory_is_honoured(tmp_path: Path) -> None:
@@ -182,22 +182,22 @@ def test_the_submit_directory_is_honoured(tmp_path: Path) -> None:
         "SAGEMAKER_SUBMIT_DIRECTORY": str(other),
         "PATH": "/usr/bin:/bin",
     }
-    made = plan(read_environment(variables))
-    assert made.cwd == str(other)
-    assert made.env["SM_MODULE_DIR"] == str(other)
-    assert made.env["PYTHONPATH"].split(":")[0] == str(other)
+    node_plan = plan(read_environment(variables))
+    assert node_plan.cwd == str(other)
+    assert node_plan.env["SM_MODULE_DIR"] == str(other)
+    assert node_plan.env["PYTHONPATH"].split(":")[0] == str(other)
 
 
 def test_a_missing_interface_is_replaced_and_said() -> None:
     devices = Devices(interfaces=("eth0", "lo"), reaching="eth0")
-    made = plan(
+    node_plan = plan(
         environment({MPI: True}, hosts=("a", "b"), host="a", interface="ethwe", devices=devices)
     )
-    assert made.env["NCCL_SOCKET_IFNAME"] == "eth0"
-    assert made.env["SM_NETWORK_INTERFACE_NAME"] == "eth0"
+    assert node_plan.env["NCCL_SOCKET_IFNAME"] == "eth0"
+    assert node_plan.env["SM_NETWORK_INTERFACE_NAME"] == "eth0"
     assert (
         "the network interface 'ethwe' does not exist on this host;"
-        " using 'eth0', which routes to the leader" in made.warnings
+        " using 'eth0', which routes to the leader" in node_plan.warnings
     )
 
 
@@ -211,13 +211,13 @@ def test_no_resource_config_is_one_host() -> None:
 
 
 def test_exported_variables_have_their_compatible_text_forms() -> None:
-    made = environment(
+    job_environment = environment(
         {"batch-size": 64, "name": "x y", "nothing": None, "flag": True, "sagemaker_job_name": "j"},
         hosts=("algo-1", "algo-2"),
         host="algo-2",
         input_data_config=MappingProxyType({"train": {}, "test": {}}),
     )
-    env = plan(made).env
+    env = plan(job_environment).env
     expected = {
         "SM_HPS": '{"batch-size":64,"flag":true,"name":"x y","nothing":null}',
         "SM_HP_BATCH-SIZE": "64",
@@ -261,11 +261,11 @@ def test_the_hostname_shim_is_preloaded_only_where_names_differ() -> None:
 
 
 def test_one_host_needs_no_name_that_resolves() -> None:
-    made = plan(environment({MPI: True}, hosts=("algo-1",), hostname="f00d"))
-    assert made.env["MASTER_ADDR"] == "127.0.0.1"
-    assert made.env["SM_CURRENT_HOST"] == "algo-1"
-    assert "LD_PRELOAD" not in made.env
-    assert made.argv[made.argv.index("--host") + 1] == "localhost:1"
+    node_plan = plan(environment({MPI: True}, hosts=("algo-1",), hostname="f00d"))
+    assert node_plan.env["MASTER_ADDR"] == "127.0.0.1"
+    assert node_plan.env["SM_CURRENT_HOST"] == "algo-1"
+    assert "LD_PRELOAD" not in node_plan.env
+    assert node_plan.argv[node_plan.argv.index("--host") + 1] == "localhost:1"
 
 
 def test_a_value_in_the_container_is_the_users() -> None:
@@ -303,26 +303,32 @@ def test_a_broken_manifest_is_refused(text: str) -> None:
 def test_a_type_that_the_image_does_not_know_is_a_warning(
     kind: str, families: list[Json], warned: bool
 ) -> None:
-    """Its own devices decide: eight GPUs are eight ranks, and no mode is refused."""
+    """Let the devices decide: eight GPUs are eight ranks, and no mode is refused."""
     table = parse_manifest(json.dumps(manifest_document(families=families)), "made-up")
-    made = environment({TORCH: True}, hosts=("a", "b"), host="a", instance_type=kind, devices=EIGHT)
-    job = plan(made._replace(manifest=table))
+    job_environment = environment(
+        {TORCH: True}, hosts=("a", "b"), host="a", instance_type=kind, devices=EIGHT
+    )
+    job = plan(job_environment._replace(manifest=table))
     assert "--nproc-per-node=8" in job.argv
-    said = [warning for warning in job.warnings if "is not in the instance table" in warning]
-    assert [f"the instance type {kind} " in warning for warning in said] == [True] * warned
+    matching_warnings = [
+        warning for warning in job.warnings if "is not in the instance table" in warning
+    ]
+    assert [f"the instance type {kind} " in warning for warning in matching_warnings] == [
+        True
+    ] * warned
 
 
 def test_unknown_keys_of_the_manifest_are_ignored() -> None:
-    made = parse_manifest(json.dumps(manifest_document() | {"later": {"x": 1}}), "image.json")
-    assert made.components["open-mpi"] == "5.0.11"
-    assert made.instances["ml.fast.xlarge"].efa_rdma
+    parsed = parse_manifest(json.dumps(manifest_document() | {"later": {"x": 1}}), "image.json")
+    assert parsed.components["open-mpi"] == "5.0.11"
+    assert parsed.instances["ml.fast.xlarge"].efa_rdma
 
 
 def test_a_file_of_hyperparameters_that_cannot_be_read_is_one_problem(tmp_path: Path) -> None:
     """The script may be named in it, so a missing name is not a second problem."""
     write_inputs(tmp_path, "", {}, {})
     variables = {"SAGEMAKER_BASE_DIR": str(tmp_path), "PATH": "/usr/bin:/bin"}
-    for document, said in (
+    for document, reason in (
         (f'{{"n": {"1" * 5000}}}', "a whole number has too many digits"),
         ("{", "line 1 column 2"),
     ):
@@ -330,7 +336,7 @@ def test_a_file_of_hyperparameters_that_cannot_be_read_is_one_problem(tmp_path: 
         with pytest.raises(RefusalError) as refused:
             make_job(read_environment(variables))
         (problem,) = refused.value.problems
-        assert said in problem.what
+        assert reason in problem.what
         assert "sys." not in str(problem)
     (tmp_path / "input/config/hyperparameters.json").unlink()
     os.mkfifo(tmp_path / "input/config/hyperparameters.json")

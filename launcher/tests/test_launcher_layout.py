@@ -1,4 +1,4 @@
-"""Promises about the package itself: what it needs, what it lists twice, how quickly it starts."""
+"""Test promises about the package itself: its needs, its lists, and the time of its start."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 OLDEST = os.environ.get("TRAINWORKS_OLDEST_PYTHON", "")
 """Path of a Python 3.8 for the compatibility test.
 
-Without it the newest pyenv one is looked for.
+Without the variable the newest pyenv one is looked for.
 """
 
 
 def oldest_python() -> str:
-    found = sorted(Path.home().glob(".pyenv/versions/3.8.*/bin/python"))
-    return OLDEST or (str(found[-1]) if found else "")
+    pythons = sorted(Path.home().glob(".pyenv/versions/3.8.*/bin/python"))
+    return OLDEST or (str(pythons[-1]) if pythons else "")
 
 
 def test_version_is_the_distributions() -> None:
@@ -79,7 +79,7 @@ RUN_BY_THE_USERS_PYTHON = {
 }
 """By the one that has boto3, which was looked up before, or that runs pip.
 
-And what they import of it.
+And the names that they import from it.
 """
 
 
@@ -112,8 +112,8 @@ def test_only_the_standard_library_and_ourselves_are_imported(path: Path) -> Non
     ids=lambda path: str(path.relative_to(LAUNCHER)),
 )
 def test_no_fact_and_no_shell_in_code(path: Path) -> None:
-    """No instance name, no URL, no shell, no assignment to the process's
-    environment, no fixed sleep.
+    """Find no instance name, no URL, no shell, no assignment to the process's environment, no fixed
+    sleep.
 
     The name of SVG's namespace is not an address.
     """
@@ -260,38 +260,38 @@ def test_help_explains_the_settings_that_people_set_and_its_second_page_every_on
 ) -> None:
     pages = []
     for words in (("--help",), ("--help", "all")):
-        with Launcher(tmp_path, *words) as made:
-            assert made.wait() == 0
-        pages.append(made.text)
+        with Launcher(tmp_path, *words) as launcher:
+            assert launcher.wait() == 0
+        pages.append(launcher.text)
     lines = [line for page in pages for line in page.splitlines()]
     assert max(map(len, lines)) <= 120
     assert all(str(status) in pages[0] for status in (64, 65, 66, 70))
     settings = [line.split()[0] for line in pages[0].partition("Settings, ")[2].splitlines()[1:]]
     assert len(settings) == 10
-    known = {
+    variable_names = {
         value
         for name, value in vars(names).items()
         if name.endswith("_VARIABLE") and name not in HANDED_ON
     }
     every = {line.split()[0] for line in pages[1].partition("Settings, ")[2].splitlines()[1:]}
-    assert every == {name for name in known if name.startswith("TRAINWORKS_")} | {
+    assert every == {name for name in variable_names if name.startswith("TRAINWORKS_")} | {
         "MASTER_PORT",
         "SAGEMAKER_BASE_DIR",
     }
 
 
 def test_it_starts_quickly(tmp_path: Path) -> None:
-    """From the start to the end of an empty script, in CPU seconds beside those
-    of a few modules of Python's own.
+    """Measure from the start to the end of an empty script, in CPU seconds beside those of a few
+    modules of Python's own.
 
-    It takes twice as many as they do, on a busy machine as on a quiet one,
-    where a second is worth another amount.
+    The launcher takes twice as many as they do, on a busy machine as on a quiet one, where a second
+    is worth another amount.
     """
     write_inputs(tmp_path, "", {}, {})
 
     def job() -> None:
-        with Launcher(tmp_path) as made:
-            assert made.wait() == 0
+        with Launcher(tmp_path) as launcher:
+            assert launcher.wait() == 0
 
     def peer() -> None:
         words = (sys.executable, "-c", "import asyncio, json, logging, subprocess, urllib.request")
@@ -400,7 +400,7 @@ def test_it_runs_on_the_oldest_python(tmp_path: Path) -> None:
         check=False,
     )
     assert compiled.returncode == 0, compiled.stderr.decode()
-    # What a type is made of is evaluated where it has a name.
+    # The base of a type is evaluated where it has a name.
     libraries = [
         path.relative_to(LAUNCHER)
         for path in SOURCES
@@ -418,7 +418,7 @@ def test_it_runs_on_the_oldest_python(tmp_path: Path) -> None:
         check=False,
     )
     assert imported.returncode == 0, imported.stderr.decode()
-    for words, status, said in (
+    for words, status, expected_output in (
         (("--plan",), 0, '"mode": "none"'),
         ((), 9, "script ['--epochs', '3']"),
     ):
@@ -429,7 +429,7 @@ def test_it_runs_on_the_oldest_python(tmp_path: Path) -> None:
             timeout=TIME_OUT,
             check=False,
         )
-        assert (done.returncode, said in done.stdout.decode()) == (status, True), (
+        assert (done.returncode, expected_output in done.stdout.decode()) == (status, True), (
             done.stderr.decode()
         )
 

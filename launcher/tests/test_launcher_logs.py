@@ -1,5 +1,5 @@
-"""Logs of many ranks, and what is known of the ranks: real processes that
-print, fail, hang and are stopped.
+"""Test logs of many ranks, and the facts about the ranks: real processes that print, fail, hang and
+are stopped.
 
 A stand-in for torchrun starts the ranks: it keeps torchrun's order of words and
 its variables, and costs nothing.
@@ -63,13 +63,13 @@ def ranks(
     manifest = write_manifest(
         base / "image.json", {"python": sys.executable, "torchrun": str(starter)}
     )
-    asked: dict[str, Json] = {
+    job_hyperparameters: dict[str, Json] = {
         "sagemaker_torch_distributed_enabled": "true",
         "sagemaker_mpi_num_of_processes_per_host": count,
         **(hyperparameters or {}),
     }
     config: dict[str, Json] = {"hosts": ["algo-1"], "current_host": "algo-1"}
-    write_inputs(base, script, asked, config)
+    write_inputs(base, script, job_hyperparameters, config)
     return Launcher(
         base,
         variables={"TRAINWORKS_IMAGE_MANIFEST": str(manifest), **(variables or {})},
@@ -95,33 +95,31 @@ for number in range(500):
         while piece:
             piece = piece[os.write(1, piece) :]
 """
-    with ranks(tmp_path, script, 8, stderr=subprocess.DEVNULL) as made:
-        assert made.wait() == 0
-    lines = made.output.split(b"\n")
+    with ranks(tmp_path, script, 8, stderr=subprocess.DEVNULL) as launcher:
+        assert launcher.wait() == 0
+    lines = launcher.output.split(b"\n")
     assert lines.pop() == b""
-    found: dict[int, list[bytes]] = {rank: [] for rank in range(8)}
+    lines_by_rank: dict[int, list[bytes]] = {rank: [] for rank in range(8)}
     for line in lines:
         prefix, _, rest = line.partition(b"] ")
         assert b"[algo-1 rank " not in rest
-        found[int(prefix.removeprefix(b"[algo-1 rank "))].append(rest)
+        lines_by_rank[int(prefix.removeprefix(b"[algo-1 rank "))].append(rest)
     for rank in range(8):
         expected = []
         for number in range(500):
             if number == 250:
                 expected += [b"x" * 400_000 + str(rank).encode(), b""]
             else:
-                expected.append(
-                    f"größe {number} 火車 rank {rank} ".encode() * 2
-                    + (b"\r" if number % 7 == 0 else b"")
-                )
-        assert found[rank] == expected, rank
+                carriage_return = b"\r" if number % 7 == 0 else b""
+                expected.append(f"größe {number} 火車 rank {rank} ".encode() * 2 + carriage_return)
+        assert lines_by_rank[rank] == expected, rank
 
 
 def test_a_line_without_an_end_is_shown_and_ended_by_whoever_speaks_next(tmp_path: Path) -> None:
     script = "import os; os.write(1, b'no newline from ' + os.environ['RANK'].encode())"
-    with ranks(tmp_path, script, 2, stderr=subprocess.DEVNULL) as made:
-        assert made.wait() == 0
-    assert sorted(made.output.split(b"\n")) == [
+    with ranks(tmp_path, script, 2, stderr=subprocess.DEVNULL) as launcher:
+        assert launcher.wait() == 0
+    assert sorted(launcher.output.split(b"\n")) == [
         f"[algo-1 rank {n}] no newline from {n}".encode() for n in range(2)
     ]
 
@@ -138,20 +136,20 @@ if os.environ["RANK"] == "0":
 wait_for_signals()
 """
     )
-    with ranks(tmp_path, script, 2) as made:
-        made.read_until("[algo-1 rank 0] \r 10%\r 20%")
-        made.process.send_signal(signal.SIGTERM)
-        made.wait()
+    with ranks(tmp_path, script, 2) as launcher:
+        launcher.read_until("[algo-1 rank 0] \r 10%\r 20%")
+        launcher.process.send_signal(signal.SIGTERM)
+        launcher.wait()
 
 
 def test_standard_output_and_error_stay_apart(tmp_path: Path) -> None:
     script = "import sys; print('to out'); print('to error', file=sys.stderr)"
-    with ranks(tmp_path, script, 2, stderr=subprocess.PIPE) as made:
-        assert made.wait() == 0
-        assert made.process.stderr is not None
-        with made.process.stderr as stream:
+    with ranks(tmp_path, script, 2, stderr=subprocess.PIPE) as launcher:
+        assert launcher.wait() == 0
+        assert launcher.process.stderr is not None
+        with launcher.process.stderr as stream:
             error = stream.read()
-    assert sorted(made.output.splitlines()) == [
+    assert sorted(launcher.output.splitlines()) == [
         b"[algo-1 rank 0] to out",
         b"[algo-1 rank 1] to out",
     ]
@@ -160,15 +158,17 @@ def test_standard_output_and_error_stay_apart(tmp_path: Path) -> None:
 
 
 def test_the_prefix_can_be_switched_off(tmp_path: Path) -> None:
-    with ranks(tmp_path, "print('bare')", 2, variables={"TRAINWORKS_LOG_PREFIX": "off"}) as made:
-        assert made.wait() == 0
-    assert made.text.splitlines().count("bare") == 2
+    with ranks(
+        tmp_path, "print('bare')", 2, variables={"TRAINWORKS_LOG_PREFIX": "off"}
+    ) as launcher:
+        assert launcher.wait() == 0
+    assert launcher.text.splitlines().count("bare") == 2
 
 
 def test_a_prefix_that_is_neither_on_nor_off_is_refused(tmp_path: Path) -> None:
-    with ranks(tmp_path, "", 2, variables={"TRAINWORKS_LOG_PREFIX": "of"}) as made:
-        assert made.wait() == 64
-    assert "did you mean 'off'?" in made.failure
+    with ranks(tmp_path, "", 2, variables={"TRAINWORKS_LOG_PREFIX": "of"}) as launcher:
+        assert launcher.wait() == 64
+    assert "did you mean 'off'?" in launcher.failure
 
 
 def test_a_rank_may_open_its_standard_output_again(tmp_path: Path) -> None:
@@ -176,11 +176,11 @@ def test_a_rank_may_open_its_standard_output_again(tmp_path: Path) -> None:
         "print('first', flush=True)\n"
         "with open('/dev/stdout', 'w') as again: print('again', file=again)"
     )
-    with ranks(tmp_path, script, 2) as made:
-        assert made.wait() == 0
+    with ranks(tmp_path, script, 2) as launcher:
+        assert launcher.wait() == 0
     for rank in range(2):
-        assert f"[algo-1 rank {rank}] first\n" in made.text
-        assert f"[algo-1 rank {rank}] again\n" in made.text
+        assert f"[algo-1 rank {rank}] first\n" in launcher.text
+        assert f"[algo-1 rank {rank}] again\n" in launcher.text
 
 
 def test_a_rank_without_a_launcher_goes_on_with_the_output_it_has(tmp_path: Path) -> None:
@@ -194,19 +194,19 @@ def test_a_rank_without_a_launcher_goes_on_with_the_output_it_has(tmp_path: Path
 
 
 def test_a_slow_reader_loses_nothing_and_the_cause_is_known_all_the_same(tmp_path: Path) -> None:
-    """Nobody reads our output until the job has decided its end: the pipe is full, and the
+    """Leave our output unread until the job has decided its end: the pipe is full, and the
     traceback behind it.
     """
     script = "print('x' * 150_000)\nraise ValueError('behind a full pipe')"
     write_inputs(tmp_path, script, {}, {})
-    with Launcher(tmp_path, stderr=subprocess.DEVNULL) as made:
+    with Launcher(tmp_path, stderr=subprocess.DEVNULL) as launcher:
         failure = tmp_path / "output/failure"
-        while not failure.exists() and made.process.poll() is None:
+        while not failure.exists() and launcher.process.poll() is None:
             os.sched_yield()
-        assert made.wait() == 1
-    assert made.failure.startswith("ValueError: behind a full pipe\n")
-    assert failure.read_text(encoding="utf-8") == f"{made.failure}\n", "ends with a newline"
-    assert made.output == b"x" * 150_000 + b"\n"
+        assert launcher.wait() == 1
+    assert launcher.failure.startswith("ValueError: behind a full pipe\n")
+    assert failure.read_text(encoding="utf-8") == f"{launcher.failure}\n", "ends with a newline"
+    assert launcher.output == b"x" * 150_000 + b"\n"
 
 
 # --- failing ranks --------------------------------------------------------------------------------
@@ -218,10 +218,10 @@ if os.environ["RANK"] == "2":
     sys.exit(42)
 print("innocent " * 50)
 """
-    with ranks(tmp_path, script, 4) as made:
-        assert made.wait() == 42
+    with ranks(tmp_path, script, 4) as launcher:
+        assert launcher.wait() == 42
     place = "train.py on host algo-1, rank 2 (mode torch_distributed): exit status 42"
-    assert made.failure == f"{place}\nrank 2 gives up"
+    assert launcher.failure == f"{place}\nrank 2 gives up"
     document = json.loads((tmp_path / "output/failure.json").read_text(encoding="utf-8"))
     assert document == {
         "schema": 1,
@@ -231,7 +231,7 @@ print("innocent " * 50)
         "host": "algo-1",
         "rank": 2,
         "cause": place,
-        "text": made.failure,
+        "text": launcher.failure,
         "retry": False,
         "restarts": 0,
         "lost_steps": 0,
@@ -264,13 +264,13 @@ def test_a_failure_says_with_which_versions(
 
 def test_a_secret_is_in_no_failure_text_and_in_no_line_of_ours(tmp_path: Path) -> None:
     script = "import os; raise ValueError('cannot log in with ' + os.environ['HUB_TOKEN'])"
-    with ranks(tmp_path, script, 2, variables={"HUB_TOKEN": "s3cr3t-value"}) as made:
-        assert made.wait() == 1
-    assert made.failure.startswith("ValueError: cannot log in with ******\n")
-    assert "s3cr3t-value" not in made.failure
+    with ranks(tmp_path, script, 2, variables={"HUB_TOKEN": "s3cr3t-value"}) as launcher:
+        assert launcher.wait() == 1
+    assert launcher.failure.startswith("ValueError: cannot log in with ******\n")
+    assert "s3cr3t-value" not in launcher.failure
     assert not [
         line
-        for line in made.text.splitlines()
+        for line in launcher.text.splitlines()
         if line.startswith("trainworks") and "s3cr3t" in line
     ]
 
@@ -279,7 +279,7 @@ def test_a_secret_is_in_no_failure_text_and_in_no_line_of_ours(tmp_path: Path) -
 def test_a_token_that_is_no_variables_value_leaves_no_part_of_it(
     tmp_path: Path, padding: int
 ) -> None:
-    """Also where the text is shortened in its middle."""
+    """Redact the token also where the text is shortened in its middle."""
     token = "ghp_" + "aB3dE5gH7j" * 4
     script = (
         f"raise ValueError('x' * {padding} + ' cannot clone"
@@ -287,15 +287,15 @@ def test_a_token_that_is_no_variables_value_leaves_no_part_of_it(
     )
     write_inputs(tmp_path, script, {}, {})
     (tmp_path / "code/token").write_text(token, encoding="ascii")
-    with Launcher(tmp_path) as made:
-        assert made.wait() == 1
-    said = (
-        made.failure
+    with Launcher(tmp_path) as launcher:
+        assert launcher.wait() == 1
+    text = (
+        launcher.failure
         + (tmp_path / "output/failure.json").read_text(encoding="utf-8")
-        + made.text.splitlines()[-1]
+        + launcher.text.splitlines()[-1]
     )
-    assert "aB3dE5gH7j" not in said
-    assert "ValueError: " in said
+    assert "aB3dE5gH7j" not in text
+    assert "ValueError: " in text
 
 
 def test_a_stop_signal_reaches_each_rank_once_and_a_second_one_changes_nothing(
@@ -313,18 +313,18 @@ while not (seen and os.path.exists("enough")):
     time.sleep(0.05)
 print("checkpoint after", len(seen), flush=True)
 """
-    with ranks(tmp_path, script, 2) as made:
-        made.read_until("ready", 2)
-        made.process.send_signal(signal.SIGTERM)
-        made.read_until("signal 1", 2)
-        made.process.send_signal(signal.SIGTERM)
-        made.read_until("SIGTERM again: it changes nothing, the ranks have theirs")
+    with ranks(tmp_path, script, 2) as launcher:
+        launcher.read_until("ready", 2)
+        launcher.process.send_signal(signal.SIGTERM)
+        launcher.read_until("signal 1", 2)
+        launcher.process.send_signal(signal.SIGTERM)
+        launcher.read_until("SIGTERM again: it changes nothing, the ranks have theirs")
         (tmp_path / "code" / "enough").touch()
-        assert made.wait() == 0
-    assert made.text.count("checkpoint after 1\n") == 2
-    assert "job stopped (exit status 0" in made.text
-    assert not made.succeeded
-    assert made.failure == ""
+        assert launcher.wait() == 0
+    assert launcher.text.count("checkpoint after 1\n") == 2
+    assert "job stopped (exit status 0" in launcher.text
+    assert not launcher.succeeded
+    assert launcher.failure == ""
 
 
 def test_what_a_rank_leaves_behind_in_a_session_of_its_own_is_ended(tmp_path: Path) -> None:
@@ -333,9 +333,9 @@ def test_what_a_rank_leaves_behind_in_a_session_of_its_own_is_ended(tmp_path: Pa
         "child = subprocess.Popen(['sleep', '300'], start_new_session=True, stdout=-3, stderr=-3)\n"
         "print('left', child.pid, 'end')"
     )
-    with ranks(tmp_path, script, 1) as made:
-        assert made.wait() == 0
-    pid = int(made.text.partition("left ")[2].split()[0])
+    with ranks(tmp_path, script, 1) as launcher:
+        assert launcher.wait() == 0
+    pid = int(launcher.text.partition("left ")[2].split()[0])
     state = Path(f"/proc/{pid}/stat")
     assert (
         not state.exists() or state.read_text(encoding="ascii").rpartition(")")[2].split()[0] == "Z"
@@ -358,16 +358,19 @@ assert os.environ["SM_HP_TEXT7"] == "v" * 2400
 assert sys.argv[sys.argv.index("--text59") + 1] == "v" * 2400
 print("all there")
 """
-    asked: dict[str, Json] = {f"text{number}": "v" * 2400 for number in range(60)}
+    hyperparameters: dict[str, Json] = {f"text{number}": "v" * 2400 for number in range(60)}
     if count:
-        with ranks(tmp_path, script, count, hyperparameters=asked) as made:
-            assert made.wait() == 0, made.text[-3000:]
+        with ranks(tmp_path, script, count, hyperparameters=hyperparameters) as launcher:
+            assert launcher.wait() == 0, launcher.text[-3000:]
     else:
-        write_inputs(tmp_path, script, asked, {})
-        with Launcher(tmp_path) as made:
-            assert made.wait() == 0, made.text[-3000:]
-    assert made.text.count("all there") == max(1, count)
-    assert "SM_HPS is too long for the kernel: SM_HPS_FILE names a file with its value" in made.text
+        write_inputs(tmp_path, script, hyperparameters, {})
+        with Launcher(tmp_path) as launcher:
+            assert launcher.wait() == 0, launcher.text[-3000:]
+    assert launcher.text.count("all there") == max(1, count)
+    assert (
+        "SM_HPS is too long for the kernel: SM_HPS_FILE names a file with its value"
+        in launcher.text
+    )
 
 
 # --- hidden failures ------------------------------------------------------------------------------
@@ -389,10 +392,10 @@ def test_a_shell_that_hides_a_traceback_is_warned(line: str, warned: bool, tmp_p
     (tmp_path / "code/run.sh").write_text(
         line.replace("python", sys.executable) + "\n", encoding="utf-8"
     )
-    with Launcher(tmp_path, variables={"SAGEMAKER_PROGRAM": "run.sh"}) as made:
-        assert made.wait() == 0
-    said = "warning: the status is 0, and the last Python died of ValueError: boom"
-    assert (said in made.text) is warned
+    with Launcher(tmp_path, variables={"SAGEMAKER_PROGRAM": "run.sh"}) as launcher:
+        assert launcher.wait() == 0
+    message = "warning: the status is 0, and the last Python died of ValueError: boom"
+    assert (message in launcher.text) is warned
 
 
 # --- long texts -----------------------------------------------------------------------------------
@@ -425,8 +428,8 @@ raise RuntimeError(
 def test_an_exception_with_a_long_text_keeps_its_type_and_beginning(
     script: str, cause: str, count: int, tmp_path: Path
 ) -> None:
-    with ranks(tmp_path, script, count) as made:
-        assert made.wait() == 1
-    assert made.failure.startswith(cause)
-    assert len(made.failure.encode()) <= 1024
-    assert f": {cause}" in made.text.splitlines()[-1]
+    with ranks(tmp_path, script, count) as launcher:
+        assert launcher.wait() == 1
+    assert launcher.failure.startswith(cause)
+    assert len(launcher.failure.encode()) <= 1024
+    assert f": {cause}" in launcher.text.splitlines()[-1]

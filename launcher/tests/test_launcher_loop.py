@@ -1,4 +1,4 @@
-"""The event loop of the launcher: what callbacks may do to each other."""
+"""Test the event loop of the launcher: the effects of callbacks on each other."""
 
 from __future__ import annotations
 

@@ -221,16 +221,16 @@ def test_no_secret_of_any_length_or_form_is_in_a_plan_that_is_shown(
     style: str, place: Callable[[str], dict[str, Json]], more: str
 ) -> None:
     secret = f"S3cr{more}"
-    made = environment({**place(secret), "sagemaker_argument_style": style, "epochs": 3})
-    redactor = Redactor(made.variables, made.hyperparameters)
-    shown = plan(made).redacted(redactor)
+    job_environment = environment({**place(secret), "sagemaker_argument_style": style, "epochs": 3})
+    redactor = Redactor(job_environment.variables, job_environment.hyperparameters)
+    shown = plan(job_environment).redacted(redactor)
     assert "S3cr" not in shown.to_json()
-    assert "S3cr" not in to_table(shown, explain(shown, made.variables), 100)
+    assert "S3cr" not in to_table(shown, explain(shown, job_environment.variables), 100)
     assert "epochs" in shown.env["SM_HPS"], "the rest is as it was"
 
 
 HIDDEN = [
-    # A connection string in a variable; what a traceback quotes of it. Sources: the makers'
+    # A connection string in a variable, and a traceback's quotation of it. Sources: the makers'
     # documentation of each.
     ("AccountKey=c2VjcmV0a2V5MTIz+/==;EndpointSuffix=core.windows.net", "c2VjcmV0a2V5MTIz+/=="),
     ("Endpoint=sb://h/;SharedAccessKeyName=Root;SharedAccessKey=abcDEF12345=", "abcDEF12345="),
@@ -306,7 +306,7 @@ def test_what_is_no_secret_stays_in_texts_and_hyperparameters(text: str) -> None
 
 
 def test_an_option_named_pass_is_hidden_and_a_pass_over_data_is_not() -> None:
-    given = (
+    words = (
         "--pass",
         "x",
         "--pw=y",
@@ -330,4 +330,4 @@ def test_an_option_named_pass_is_hidden_and_a_pass_over_data_is_not() -> None:
         "--pw",
         MASK,
     )
-    assert Redactor().words(given) == redacted
+    assert Redactor().words(words) == redacted

@@ -1,4 +1,4 @@
-"""The modes: what each refuses, and the parts of its plan that matter.
+"""Test the modes: the refusals of each, and the parts of its plan that matter.
 
 Whole plans are in test_launcher_plan.
 """
@@ -46,25 +46,29 @@ SMDDP_PROGRAMS = {
 def gpus(hyperparameters: Mapping[str, Json], *hosts: str, **changes: object) -> Environment:
     """Hosts with EFA devices, and with eight GPUs by the instance table only."""
     devices = Devices(efa=("rdmap0",), interfaces=("eth0",))
-    made = environment(hyperparameters, hosts=hosts or TWO, instance_type=GPUS, devices=devices)
-    return made._replace(**changes)  # type: ignore[arg-type]
+    job_environment = environment(
+        hyperparameters, hosts=hosts or TWO, instance_type=GPUS, devices=devices
+    )
+    return job_environment._replace(**changes)  # type: ignore[arg-type]
 
 
-def with_components(made: Environment, **versions: str) -> Environment:
-    components = {**made.manifest.components, **versions}
-    return made._replace(manifest=made.manifest._replace(components=MappingProxyType(components)))
+def with_components(job_environment: Environment, **versions: str) -> Environment:
+    components = {**job_environment.manifest.components, **versions}
+    return job_environment._replace(
+        manifest=job_environment.manifest._replace(components=MappingProxyType(components))
+    )
 
 
-def refusal(made: Environment) -> str:
+def refusal(job_environment: Environment) -> str:
     with pytest.raises(RefusalError) as refused:
-        plan(made)
+        plan(job_environment)
     assert refused.value.status == 64
     return str(refused.value)
 
 
-def program_of(made: NodePlan) -> tuple[str, ...]:
-    """What mpirun starts as each rank, behind our wrapper."""
-    return made.argv[made.argv.index("--") + 1 :]
+def program_of(node_plan: NodePlan) -> tuple[str, ...]:
+    """Return the command that mpirun starts as each rank, behind our wrapper."""
+    return node_plan.argv[node_plan.argv.index("--") + 1 :]
 
 
 # --- choosing the mode ----------------------------------------------------------------------------
@@ -83,15 +87,15 @@ def test_parameters_of_smp_and_mpi_are_one_mode_and_with_torchrun_another() -> N
 
 
 def test_parameters_of_smp_may_come_as_a_variable() -> None:
-    made = gpus(
+    job_environment = gpus(
         {**MPI, PER_HOST: 8},
         variables=MappingProxyType({"SM_HP_MP_PARAMETERS": '{"partitions": 2, "ddp": true}'}),
     )
-    assert make_job(made).placement.mode == "smdistributed.modelparallel"
+    assert make_job(job_environment).placement.mode == "smdistributed.modelparallel"
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("hyperparameters", "expected"),
     [
         ({**MPI, **TORCH}, "mpi and torch_distributed are both switched on"),
         ({**MPI, **SMDDP}, "mpi and smdistributed.dataparallel are both switched on"),
@@ -109,13 +113,15 @@ def test_parameters_of_smp_may_come_as_a_variable() -> None:
         ),
     ],
 )
-def test_contradictory_switches_are_refused(asked: Mapping[str, Json], expected: str) -> None:
-    assert expected in refusal(gpus(asked))
+def test_contradictory_switches_are_refused(
+    hyperparameters: Mapping[str, Json], expected: str
+) -> None:
+    assert expected in refusal(gpus(hyperparameters))
 
 
 # --- facts of the image ---------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("asked", "version", "refused"),
+    ("hyperparameters", "version", "refused"),
     [
         (TORCH, "1.12.1", "torch_distributed needs torch 1.13 or later"),
         (TORCH, "1.13.0", ""),
@@ -128,13 +134,13 @@ def test_contradictory_switches_are_refused(asked: Mapping[str, Json], expected:
     ],
 )
 def test_a_framework_that_is_too_old_is_refused(
-    asked: Mapping[str, Json], version: str, refused: str
+    hyperparameters: Mapping[str, Json], version: str, refused: str
 ) -> None:
-    made = with_components(gpus(asked), torch=version)
+    job_environment = with_components(gpus(hyperparameters), torch=version)
     if refused:
-        assert refused in refusal(made)
+        assert refused in refusal(job_environment)
     else:
-        assert plan(made).argv
+        assert plan(job_environment).argv
 
 
 @pytest.mark.parametrize(
@@ -144,9 +150,9 @@ def test_a_framework_that_is_too_old_is_refused(
 def test_torchrun_gets_the_options_that_its_version_reads(
     version: str, mark: str, restarts: int
 ) -> None:
-    """Older ones read underscores only, in each option, and not in what is behind it."""
-    asked = {**TORCH, "sagemaker_torch_distributed_max_restarts": restarts}
-    argv = plan(with_components(gpus(asked), torch=version)).argv
+    """Write underscores for older versions, in each option, and not in the words behind it."""
+    hyperparameters = {**TORCH, "sagemaker_torch_distributed_max_restarts": restarts}
+    argv = plan(with_components(gpus(hyperparameters), torch=version)).argv
     options = [word.partition("=") for word in argv[1 : argv.index(f"--no{mark}python") + 1]]
     assert f"--nproc{mark}per{mark}node" in [name for name, *_ in options]
     other = "-" if mark == "_" else "_"
@@ -156,7 +162,7 @@ def test_torchrun_gets_the_options_that_its_version_reads(
 
 
 @pytest.mark.parametrize(
-    ("asked", "program"),
+    ("hyperparameters", "program"),
     [
         (MPI, "mpirun"),
         (SMP, "mpirun"),
@@ -167,18 +173,20 @@ def test_torchrun_gets_the_options_that_its_version_reads(
     ],
 )
 def test_a_mode_whose_program_is_missing_is_refused_by_name(
-    asked: Mapping[str, Json], program: str
+    hyperparameters: Mapping[str, Json], program: str
 ) -> None:
     programs = MappingProxyType({name: path for name, path in PROGRAMS.items() if name != program})
-    text = refusal(with_components(gpus(asked, programs=programs), torch_xla="1"))
+    text = refusal(with_components(gpus(hyperparameters, programs=programs), torch_xla="1"))
     assert (
         f"{program} is not installed" in text or f"{program.capitalize()} is not installed" in text
     )
 
 
 def test_missing_programs_are_told_with_all_other_problems() -> None:
-    made = gpus({**MPI, PER_HOST: 9, "sagemaker_program": "tran.py"}, programs=MappingProxyType({}))
-    text = refusal(made)
+    job_environment = gpus(
+        {**MPI, PER_HOST: 9, "sagemaker_program": "tran.py"}, programs=MappingProxyType({})
+    )
+    text = refusal(job_environment)
     expected = (
         "mpirun is not installed, and the job asks for mpi",
         "give at most 8",
@@ -187,37 +195,41 @@ def test_missing_programs_are_told_with_all_other_problems() -> None:
     assert [words for words in expected if words not in text] == []
 
 
-@pytest.mark.parametrize("asked", [XLA, MIRRORED])
+@pytest.mark.parametrize("hyperparameters", [XLA, MIRRORED])
 def test_a_mode_whose_package_is_missing_is_refused_unless_it_may_be_installed(
-    asked: Mapping[str, Json],
+    hyperparameters: Mapping[str, Json],
 ) -> None:
-    package = "torch_xla" if asked is XLA else "tensorflow"
-    assert f"needs {package}" in refusal(gpus(asked))
+    package = "torch_xla" if hyperparameters is XLA else "tensorflow"
+    assert f"needs {package}" in refusal(gpus(hyperparameters))
     code = Code("/opt/ml/code", entries=("requirements.txt", "train.py"))
-    assert plan(gpus(asked, code=code)).argv
-    assert plan(with_components(gpus(asked), **{package: ""})).argv
+    assert plan(gpus(hyperparameters, code=code)).argv
+    assert plan(with_components(gpus(hyperparameters), **{package: ""})).argv
 
 
-@pytest.mark.parametrize(("asked", "library"), [(SMP, "smp"), (SMDDP, "smddp"), (DDP, "smddp")])
+@pytest.mark.parametrize(
+    ("hyperparameters", "library"), [(SMP, "smp"), (SMDDP, "smddp"), (DDP, "smddp")]
+)
 def test_a_library_that_the_image_lacks_is_a_warning_with_its_cost(
-    asked: Mapping[str, Json], library: str
+    hyperparameters: Mapping[str, Json], library: str
 ) -> None:
-    made = gpus(asked)
-    assert any(f"the image has no {library}" in line for line in plan(made).warnings)
-    missing = (*made.manifest.missing, *manifest().missing[:0])
-    row = type(made.manifest.missing[0])(library, "training is slow")
-    told = made._replace(manifest=made.manifest._replace(missing=(*missing, row)))
+    job_environment = gpus(hyperparameters)
+    assert any(f"the image has no {library}" in line for line in plan(job_environment).warnings)
+    missing = (*job_environment.manifest.missing, *manifest().missing[:0])
+    row = type(job_environment.manifest.missing[0])(library, "training is slow")
+    changed = job_environment._replace(
+        manifest=job_environment.manifest._replace(missing=(*missing, row))
+    )
     assert any(
         line.endswith(f"the image has no {library}: training is slow")
-        for line in plan(told).warnings
+        for line in plan(changed).warnings
     )
-    there = plan(with_components(made, **{library: "1"}))
-    assert not any("has no" in line and library in line for line in there.warnings)
+    node_plan = plan(with_components(job_environment, **{library: "1"}))
+    assert not any("has no" in line and library in line for line in node_plan.warnings)
 
 
 # --- counts ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("asked", "devices", "kind", "expected"),
+    ("processes", "devices", "kind", "expected"),
     [
         (None, Devices(), GPUS, 8),
         (None, Devices(gpus=2), GPUS, 2),
@@ -228,14 +240,16 @@ def test_a_library_that_the_image_lacks_is_a_warning_with_its_cost(
     ],
 )
 def test_processes_follow_the_devices_else_the_instance_table(
-    asked: int | None, devices: Devices, kind: str, expected: int
+    processes: int | None, devices: Devices, kind: str, expected: int
 ) -> None:
-    made = environment({**TORCH, PER_HOST: asked}, hosts=TWO, instance_type=kind, devices=devices)
-    assert make_job(made).placement.slots == (expected, expected)
+    job_environment = environment(
+        {**TORCH, PER_HOST: processes}, hosts=TWO, instance_type=kind, devices=devices
+    )
+    assert make_job(job_environment).placement.slots == (expected, expected)
 
 
 @pytest.mark.parametrize(
-    ("asked", "devices", "kind", "refused"),
+    ("processes", "devices", "kind", "refused"),
     [
         (9, Devices(), GPUS, "give at most 8: one process per GPU"),
         (3, Devices(gpus=2), GPUS, "give at most 2: one process per GPU"),
@@ -244,10 +258,12 @@ def test_processes_follow_the_devices_else_the_instance_table(
 )
 @pytest.mark.parametrize("mode", [TORCH, MPI])
 def test_more_processes_than_devices_are_refused(
-    mode: Mapping[str, Json], asked: int, devices: Devices, kind: str, refused: str
+    mode: Mapping[str, Json], processes: int, devices: Devices, kind: str, refused: str
 ) -> None:
-    made = environment({**mode, PER_HOST: asked}, hosts=TWO, instance_type=kind, devices=devices)
-    assert refused in refusal(made)
+    job_environment = environment(
+        {**mode, PER_HOST: processes}, hosts=TWO, instance_type=kind, devices=devices
+    )
+    assert refused in refusal(job_environment)
 
 
 def test_model_parallelism_needs_the_processes_per_host() -> None:
@@ -256,9 +272,9 @@ def test_model_parallelism_needs_the_processes_per_host() -> None:
     assert PER_HOST in text
 
 
-@pytest.mark.parametrize("asked", [MPI, SMP, SMDDP, DDP, XLA, MIRRORED, PARAMETERS])
-def test_trainium_takes_torchrun_only(asked: Mapping[str, Json]) -> None:
-    text = refusal(environment(asked, hosts=TWO, instance_type="ml.neuron.xlarge"))
+@pytest.mark.parametrize("hyperparameters", [MPI, SMP, SMDDP, DDP, XLA, MIRRORED, PARAMETERS])
+def test_trainium_takes_torchrun_only(hyperparameters: Mapping[str, Json]) -> None:
+    text = refusal(environment(hyperparameters, hosts=TWO, instance_type="ml.neuron.xlarge"))
     assert "does not run on Trainium" in text
     assert "use torch_distributed" in text
 
@@ -364,7 +380,7 @@ def test_the_launcher_and_the_library_read_the_same_file() -> None:
 
 
 @pytest.mark.parametrize(
-    "letters", ["cluster", "spread", *("".join(each) for each in permutations("DPT"))]
+    "letters", ["cluster", "spread", *("".join(permutation) for permutation in permutations("DPT"))]
 )
 def test_every_placement_strategy_is_taken(letters: str) -> None:
     assert model_parallel.check({"partitions": 2, "placement_strategy": letters}, "") == []
@@ -426,7 +442,7 @@ def test_the_degrees_of_smp_divide_the_processes(
 def test_sharding_is_refused_where_the_images_torch_cannot_do_it(
     sharded: Json, torch: str, *, library: bool, refused: bool
 ) -> None:
-    """The library would refuse it on every rank.
+    """The library would refuse sharding on every rank.
 
     Of a value of another type the plan says so itself.
     """
@@ -453,11 +469,13 @@ def test_a_partition_file_is_refused_with_the_open_library(
     problems = model_parallel.check_library(
         {"partitions": 2, "load_partition": value}, "here", protected
     )
-    assert ["what a partition file has in it" in str(each) for each in problems] == [True] * refused
+    assert ["what a partition file has in it" in str(problem) for problem in problems] == [
+        True
+    ] * refused
 
 
 @pytest.mark.parametrize(
-    ("asked", "variables", "kind", "told"),
+    ("hyperparameters", "variables", "kind", "is_advised"),
     [
         (SMP, {}, "ml.plain.xlarge", True),
         (SMP, {}, "", True),
@@ -468,20 +486,27 @@ def test_a_partition_file_is_refused_with_the_open_library(
     ],
 )
 def test_smp_and_smddp_without_a_gpu_name_what_a_script_for_cuda_needs(
-    asked: Mapping[str, Json], variables: Mapping[str, str], kind: str, *, told: bool
+    hyperparameters: Mapping[str, Json],
+    variables: Mapping[str, str],
+    kind: str,
+    *,
+    is_advised: bool,
 ) -> None:
     """The warning is a line of the job's log and of `train explain`."""
-    made = environment(
-        {**asked, "sagemaker_mpi_num_of_processes_per_host": 2},
+    job_environment = environment(
+        {**hyperparameters, "sagemaker_mpi_num_of_processes_per_host": 2},
         hosts=("algo-1",),
         instance_type=kind,
         variables={"PATH": "/usr/bin:/bin", **variables},
     )
-    assert any("SMP_CPU_EMULATION=1" in warning for warning in plan(made).warnings) is told
+    assert (
+        any("SMP_CPU_EMULATION=1" in warning for warning in plan(job_environment).warnings)
+        is is_advised
+    )
 
 
 def test_a_key_that_smp_does_not_know_is_a_warning() -> None:
-    made = plan(
+    node_plan = plan(
         gpus(
             {
                 **SMP,
@@ -489,9 +514,9 @@ def test_a_key_that_smp_does_not_know_is_a_warning() -> None:
             }
         )
     )
-    (told,) = [line for line in made.warnings if "smp does not know" in line]
+    (warning,) = [line for line in node_plan.warnings if "smp does not know" in line]
     assert (
-        told
+        warning
         == "mp_parameters has 'microbatch', which smp does not know; did you mean 'microbatches'?"
     )
 
@@ -511,22 +536,22 @@ def test_the_script_gets_the_pipeline_degree_under_both_names(
     by_hyperparameter = plan(gpus({**SMP, "mp_parameters": parameters}))
     variables = MappingProxyType({"SM_HP_MP_PARAMETERS": json.dumps(parameters)})
     by_variable = plan(gpus({**MPI, PER_HOST: 8}, variables=variables))
-    for made in (by_hyperparameter, by_variable):
-        assert json.loads(made.env["SM_HP_MP_PARAMETERS"]) == expected
+    for node_plan in (by_hyperparameter, by_variable):
+        assert json.loads(node_plan.env["SM_HP_MP_PARAMETERS"]) == expected
     assert "--mp_parameters" in by_hyperparameter.argv
     assert "SM_HP_MP_PARAMETERS" not in plan(gpus(MPI)).env
 
 
 @pytest.mark.parametrize("off", ["False", "0", False])
 def test_switches_reach_the_script_as_booleans(off: Json) -> None:
-    asked = {
+    hyperparameters = {
         **SMDDP,
         "sagemaker_mpi_enabled": off,
         "sagemaker_distributed_dataparallel_enabled": "True",
     }
-    given = json.loads(plan(gpus(asked)).env["SM_FRAMEWORK_PARAMS"])
-    assert given["sagemaker_mpi_enabled"] is False
-    assert given["sagemaker_distributed_dataparallel_enabled"] is True
+    document = json.loads(plan(gpus(hyperparameters)).env["SM_FRAMEWORK_PARAMS"])
+    assert document["sagemaker_mpi_enabled"] is False
+    assert document["sagemaker_distributed_dataparallel_enabled"] is True
 
 
 def test_smp_problems_are_told_with_the_others() -> None:
@@ -550,11 +575,11 @@ def test_smp_problems_are_told_with_the_others() -> None:
 def test_smddpmprun_is_used_where_it_is_and_the_backend_is_auto(
     parameters: Json, programs: Mapping[str, str], wrapped: bool
 ) -> None:
-    made = plan(
+    node_plan = plan(
         gpus({**SMP, "mp_parameters": parameters}, programs=MappingProxyType(dict(programs)))
     )
     head = ("/opt/venv/bin/smddpmprun", "-i", GPUS, "--allow-bypass") if wrapped else ()
-    assert program_of(made)[: len(head) + 1] == (*head, "/usr/bin/python")
+    assert program_of(node_plan)[: len(head) + 1] == (*head, "/usr/bin/python")
 
 
 @pytest.mark.parametrize(
@@ -569,10 +594,10 @@ def test_nccl_is_set_for_smp_by_the_version_of_torch(
 
 
 # --- data parallelism -----------------------------------------------------------------------------
-@pytest.mark.parametrize("asked", [SMDDP, DDP])
-def test_smddp_is_started_alike_under_both_names(asked: Mapping[str, Json]) -> None:
-    made = gpus(asked, programs=MappingProxyType(SMDDP_PROGRAMS))
-    leader, worker = plan(made), plan(made, "algo-2")
+@pytest.mark.parametrize("hyperparameters", [SMDDP, DDP])
+def test_smddp_is_started_alike_under_both_names(hyperparameters: Mapping[str, Json]) -> None:
+    job_environment = gpus(hyperparameters, programs=MappingProxyType(SMDDP_PROGRAMS))
+    leader, worker = plan(job_environment), plan(job_environment, "algo-2")
     assert program_of(leader)[:2] == ("/opt/venv/bin/smddprun", "/usr/bin/python")
     assert worker.argv == ()
     for env in (leader.env, worker.env):
@@ -586,23 +611,30 @@ def test_smddp_is_started_alike_under_both_names(asked: Mapping[str, Json]) -> N
 
 
 def test_smddp_on_one_host_without_efa_and_without_smddprun() -> None:
-    made = plan(environment(SMDDP, hosts=("algo-1",), devices=Devices(gpus=2)))
-    assert made.env["SMDATAPARALLEL_USE_SINGLENODE"] == "1"
-    assert not {"SMDATAPARALLEL_USE_HOMOGENEOUS", "FI_PROVIDER", "NCCL_PROTO"} & made.env.keys()
-    assert program_of(made)[0] == "/usr/bin/python"
+    node_plan = plan(environment(SMDDP, hosts=("algo-1",), devices=Devices(gpus=2)))
+    assert node_plan.env["SMDATAPARALLEL_USE_SINGLENODE"] == "1"
+    assert (
+        not {"SMDATAPARALLEL_USE_HOMOGENEOUS", "FI_PROVIDER", "NCCL_PROTO"} & node_plan.env.keys()
+    )
+    assert program_of(node_plan)[0] == "/usr/bin/python"
 
 
 def test_smddp_beside_torchrun_is_a_library() -> None:
-    made = gpus({**SMDDP, **TORCH})
-    assert plan(made).mode == "torch_distributed"
-    assert program_of(plan(made))[:2] != ("/opt/venv/bin/smddprun", "/usr/bin/python")
-    assert any("the image has no smddp" in line for line in plan(made).warnings)
-    assert not any("smddp" in line for line in plan(with_components(made, smddp="1")).warnings)
+    job_environment = gpus({**SMDDP, **TORCH})
+    assert plan(job_environment).mode == "torch_distributed"
+    assert program_of(plan(job_environment))[:2] != ("/opt/venv/bin/smddprun", "/usr/bin/python")
+    assert any("the image has no smddp" in line for line in plan(job_environment).warnings)
+    assert not any(
+        "smddp" in line for line in plan(with_components(job_environment, smddp="1")).warnings
+    )
 
 
 def test_smddp_takes_its_own_custom_options() -> None:
-    asked = {**SMDDP, "sagemaker_distributed_dataparallel_custom_mpi_options": "-x NCCL_DEBUG=INFO"}
-    line = " ".join(plan(gpus(asked)).argv)
+    hyperparameters = {
+        **SMDDP,
+        "sagemaker_distributed_dataparallel_custom_mpi_options": "-x NCCL_DEBUG=INFO",
+    }
+    line = " ".join(plan(gpus(hyperparameters)).argv)
     assert "-x NCCL_DEBUG=INFO" in line
     broken = refusal(
         gpus({**SMDDP, "sagemaker_distributed_dataparallel_custom_mpi_options": "-x 'A=1"})
@@ -611,30 +643,32 @@ def test_smddp_takes_its_own_custom_options() -> None:
 
 
 def test_smddp_takes_the_instance_type_that_the_sdk_knows() -> None:
-    made = gpus({**SMDDP, "sagemaker_instance_type": "ml.other.xlarge"})
-    assert plan(made).env["SAGEMAKER_INSTANCE_TYPE"] == "ml.other.xlarge"
+    job_environment = gpus({**SMDDP, "sagemaker_instance_type": "ml.other.xlarge"})
+    assert plan(job_environment).env["SAGEMAKER_INSTANCE_TYPE"] == "ml.other.xlarge"
 
 
 # --- torchrun on Neuron ---------------------------------------------------------------------------
 def test_neuron_cores_are_the_processes_of_torchrun() -> None:
-    made = plan(
+    node_plan = plan(
         environment(
             TORCH, hosts=TWO, instance_type="ml.neuron.xlarge", devices=Devices(efa=("rdmap0",))
         )
     )
-    assert "--nproc-per-node=32" in made.argv
-    assert made.env["FI_PROVIDER"] == "efa"
-    assert made.env["FI_EFA_USE_DEVICE_RDMA"] == "1"
+    assert "--nproc-per-node=32" in node_plan.argv
+    assert node_plan.env["FI_PROVIDER"] == "efa"
+    assert node_plan.env["FI_EFA_USE_DEVICE_RDMA"] == "1"
 
 
 def test_neuron_graphs_are_compiled_beforehand_where_asked() -> None:
     variables = MappingProxyType({"RUN_NEURON_PARALLEL_COMPILE": "1"})
-    made = environment(TORCH, hosts=TWO, instance_type="ml.neuron.xlarge")
-    assert "neuron_parallel_compile is not installed" in refusal(made._replace(variables=variables))
+    job_environment = environment(TORCH, hosts=TWO, instance_type="ml.neuron.xlarge")
+    assert "neuron_parallel_compile is not installed" in refusal(
+        job_environment._replace(variables=variables)
+    )
     programs = MappingProxyType(
         {**PROGRAMS, "neuron_parallel_compile": "/opt/venv/bin/neuron_parallel_compile"}
     )
-    planned = plan(made._replace(variables=variables, programs=programs))
+    planned = plan(job_environment._replace(variables=variables, programs=programs))
     assert planned.argv[:2] == ("/opt/venv/bin/neuron_parallel_compile", "/usr/bin/torchrun")
     assert set(planned.needs) == set(planned.argv[:2])
 
@@ -670,9 +704,11 @@ def test_xla_is_for_scripts_on_gpus() -> None:
 def test_the_framework_of_the_image_decides_about_the_servers(
     framework: str, components: dict[str, str], beside: list[str]
 ) -> None:
-    made = with_components(gpus(PARAMETERS), **components)
-    made = made._replace(manifest=made.manifest._replace(framework=framework))
-    assert [row.name for row in plan(made).auxiliaries] == beside
+    job_environment = with_components(gpus(PARAMETERS), **components)
+    job_environment = job_environment._replace(
+        manifest=job_environment.manifest._replace(framework=framework)
+    )
+    assert [row.name for row in plan(job_environment).auxiliaries] == beside
 
 
 def test_the_framework_is_the_manifests() -> None:
@@ -685,25 +721,27 @@ def test_parameter_servers_without_a_framework_are_refused() -> None:
 
 
 def test_one_host_needs_no_tensorflow_server() -> None:
-    made = plan(with_components(gpus(PARAMETERS, "algo-1"), tensorflow="2"))
-    assert made.auxiliaries == ()
-    assert "TF_CONFIG" not in made.env
+    node_plan = plan(with_components(gpus(PARAMETERS, "algo-1"), tensorflow="2"))
+    assert node_plan.auxiliaries == ()
+    assert "TF_CONFIG" not in node_plan.env
 
 
-@pytest.mark.parametrize("asked", [PARAMETERS, MIRRORED])
-def test_a_cluster_that_does_not_fit_into_a_variable_is_refused(asked: Mapping[str, Json]) -> None:
+@pytest.mark.parametrize("hyperparameters", [PARAMETERS, MIRRORED])
+def test_a_cluster_that_does_not_fit_into_a_variable_is_refused(
+    hyperparameters: Mapping[str, Json],
+) -> None:
     hosts = tuple(f"algo-{number}" for number in range(1, 9000))
-    text = refusal(with_components(gpus(asked, *hosts), tensorflow="2"))
+    text = refusal(with_components(gpus(hyperparameters, *hosts), tensorflow="2"))
     assert "TF_CONFIG names 8999 hosts, which is more than the 131,072 bytes of the kernel" in text
 
 
 @pytest.mark.parametrize("port", ["none", 0, 70000])
 def test_the_schedulers_port_is_a_port(port: Json) -> None:
-    made = with_components(gpus({**PARAMETERS, "_ps_port": port}), mxnet="1.9.1")
+    job_environment = with_components(gpus({**PARAMETERS, "_ps_port": port}), mxnet="1.9.1")
     if port == 0:
-        assert plan(made).env["DMLC_PS_ROOT_PORT"] == "8000"
+        assert plan(job_environment).env["DMLC_PS_ROOT_PORT"] == "8000"
     else:
-        assert "is not a TCP port (hyperparameter _ps_port)" in refusal(made)
+        assert "is not a TCP port (hyperparameter _ps_port)" in refusal(job_environment)
 
 
 # --- heterogeneous clusters -----------------------------------------------------------------------
@@ -727,24 +765,26 @@ def clusters(
             {"instance_group_name": "idle", "instance_type": GPUS, "hosts": []},
         ],
     }
-    asked = {**hyperparameters, "sagemaker_distribution_instance_groups": groups}
-    made = environment(asked, resource_config=MappingProxyType(config))
-    return with_components(made._replace(**changes), torch_xla="1", tensorflow="2")  # type: ignore[arg-type]
+    job_hyperparameters = {**hyperparameters, "sagemaker_distribution_instance_groups": groups}
+    job_environment = environment(job_hyperparameters, resource_config=MappingProxyType(config))
+    return with_components(job_environment._replace(**changes), torch_xla="1", tensorflow="2")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("asked", [MPI, SMP, SMDDP, DDP, TORCH, XLA, MIRRORED, PARAMETERS])
+@pytest.mark.parametrize(
+    "hyperparameters", [MPI, SMP, SMDDP, DDP, TORCH, XLA, MIRRORED, PARAMETERS]
+)
 def test_a_distribution_over_a_group_counts_the_groups_hosts_only(
-    asked: Mapping[str, Json],
+    hyperparameters: Mapping[str, Json],
 ) -> None:
-    made = clusters(asked, ["train"])
-    job = make_job(made, "algo-2")
+    cluster = clusters(hyperparameters, ["train"])
+    job = make_job(cluster, "algo-2")
     assert (job.placement.leader, job.placement.distribution_hosts, job.placement.host_rank) == (
         "algo-3",
         ("algo-3", "algo-2"),
         1,
     )
-    plans = {host: plan_host(make_job(made, host)) for host in job.placement.hosts}
-    assert {host: made.role for host, made in plans.items()} == {
+    plans = {host: plan_host(make_job(cluster, host)) for host in job.placement.hosts}
+    assert {host: host_plan.role for host, host_plan in plans.items()} == {
         "algo-1": "worker",
         "algo-2": "worker",
         "algo-3": "leader",
@@ -756,43 +796,48 @@ def test_a_distribution_over_a_group_counts_the_groups_hosts_only(
         assert not any(
             name.startswith(("SMDATAPARALLEL", "XRT_", "TF_CONFIG")) for name in plans[outside].env
         )
-    channels = {(made.control, made.mode) for made in plans.values()}
+    channels = {(host_plan.control, host_plan.mode) for host_plan in plans.values()}
     assert len(channels) == 1, (
         "all hosts of the job are on one control channel, and of one mind about it"
     )
     control = plans["algo-1"].control
     assert control is not None
     assert (control.leader, control.hosts) == ("algo-3", ("algo-3", "algo-1", "algo-2", "algo-4"))
-    assert {made.env["MASTER_ADDR"] for made in plans.values()} == {"algo-3"}
+    assert {host_plan.env["MASTER_ADDR"] for host_plan in plans.values()} == {"algo-3"}
     assert plans["algo-2"].env["FI_PROVIDER"] == "efa"
     assert "FI_PROVIDER" not in plans["algo-1"].env
 
 
 def test_ranks_of_a_group() -> None:
-    made = plan(clusters(MPI, ["train"]), "algo-3")
-    assert made.argv[made.argv.index("--host") + 1] == "algo-3:8,algo-2:8"
-    assert made.argv[made.argv.index("-np") + 1] == "16"
-    made = plan(clusters(TORCH, ["train"]), "algo-2")
+    node_plan = plan(clusters(MPI, ["train"]), "algo-3")
+    assert node_plan.argv[node_plan.argv.index("--host") + 1] == "algo-3:8,algo-2:8"
+    assert node_plan.argv[node_plan.argv.index("-np") + 1] == "16"
+    node_plan = plan(clusters(TORCH, ["train"]), "algo-2")
     assert {"--nnodes=2", "--nproc-per-node=8", "--master-addr=algo-3", "--node-rank=1"} <= set(
-        made.argv
+        node_plan.argv
     )
-    told = json.loads(made.env["SM_TRAINING_ENV"])
-    assert (told["distribution_hosts"], told["master_hostname"]) == (["algo-3", "algo-2"], "algo-3")
+    document = json.loads(node_plan.env["SM_TRAINING_ENV"])
+    assert (document["distribution_hosts"], document["master_hostname"]) == (
+        ["algo-3", "algo-2"],
+        "algo-3",
+    )
 
 
 def test_groups_are_in_the_order_of_the_resource_config() -> None:
     job = make_job(clusters(MPI, ["train", "data"]), "algo-3")
     assert job.placement.distribution_hosts == ("algo-1", "algo-4", "algo-3", "algo-2")
     assert job.placement.slots == (1, 1, 8, 8)
-    made = plan(clusters(MPI, ["train", "data"]), "algo-1")
-    assert made.argv[made.argv.index("--host") + 1] == "algo-1:1,algo-4:1,algo-3:8,algo-2:8"
-    assert made.argv[made.argv.index("-np") + 1] == "18"
+    node_plan = plan(clusters(MPI, ["train", "data"]), "algo-1")
+    assert (
+        node_plan.argv[node_plan.argv.index("--host") + 1] == "algo-1:1,algo-4:1,algo-3:8,algo-2:8"
+    )
+    assert node_plan.argv[node_plan.argv.index("-np") + 1] == "18"
 
 
 def test_without_a_group_named_all_hosts_take_part_and_it_is_said() -> None:
-    made = plan(clusters(MPI), "algo-1")
-    assert made.argv[made.argv.index("-np") + 1] == "18"
-    assert any("names none: all hosts take part" in line for line in made.warnings)
+    node_plan = plan(clusters(MPI), "algo-1")
+    assert node_plan.argv[node_plan.argv.index("-np") + 1] == "18"
+    assert any("names none: all hosts take part" in line for line in node_plan.warnings)
 
 
 def test_one_name_may_come_as_a_text() -> None:
@@ -827,7 +872,7 @@ def test_counts_are_judged_by_the_groups_own_instance_type() -> None:
 
 
 def test_a_group_of_one_host_needs_no_ssh() -> None:
-    made = clusters(MPI, ["train"])
+    cluster = clusters(MPI, ["train"])
     groups: list[Json] = [
         {
             "instance_group_name": "data",
@@ -836,8 +881,8 @@ def test_a_group_of_one_host_needs_no_ssh() -> None:
         },
         {"instance_group_name": "train", "instance_type": GPUS, "hosts": ["algo-3"]},
     ]
-    config = read_hosts({**made.hosts.document, "instance_groups": groups})
-    alone = plan(made._replace(hosts=config), "algo-3")
+    config = read_hosts({**cluster.hosts.document, "instance_groups": groups})
+    alone = plan(cluster._replace(hosts=config), "algo-3")
     assert (alone.role, alone.shell, alone.needs) == ("leader", None, ("/usr/bin/mpirun",))
     assert alone.argv[alone.argv.index("--host") + 1] == "localhost:8"
 

@@ -1,7 +1,7 @@
 """Modes under the real Open MPI: a distribution over some of the hosts, and smddp's wrapper in
 front of every rank.
 
-Marked ``engine``; see test_launcher_engine for what is needed. smddp itself is not installed: its
+Marked ``engine``; see test_launcher_engine for its needs. smddp itself is not installed: its
 ``smddprun`` is a stand-in that says where it was put and becomes the program.
 """
 
@@ -60,9 +60,9 @@ def manifest(tmp_path: Path) -> Path:
 def test_mpirun_over_one_group_of_three_hosts(tmp_path: Path, manifest: Path, fail: bool) -> None:
     """mpirun, its keys and rank 0 are on the group's first host.
 
-    The host outside it ends with all, and ends all.
+    The host outside the group ends with all, and ends all.
     """
-    asked: dict[str, Json] = {
+    hyperparameters: dict[str, Json] = {
         "sagemaker_mpi_enabled": "true",
         PER_HOST: "2",
         "sagemaker_distribution_instance_groups": '["train"]',
@@ -81,25 +81,25 @@ def test_mpirun_over_one_group_of_three_hosts(tmp_path: Path, manifest: Path, fa
     with (
         network_of(3) as network,
         job_on(
-            network, tmp_path, SCRIPT, asked, manifest=manifest, config=lambda _: groups
-        ) as made,
+            network, tmp_path, SCRIPT, hyperparameters, manifest=manifest, config=lambda _: groups
+        ) as hosts,
     ):
         expected = 7 if fail else 0
-        assert [launcher.wait() for launcher in made] == [expected] * 3, "".join(
-            launcher.text for launcher in made
+        assert [launcher.wait() for launcher in hosts] == [expected] * 3, "".join(
+            launcher.text for launcher in hosts
         )
-    assert "plain on algo-1" in made[0].text
+    assert "plain on algo-1" in hosts[0].text
     if fail:
-        assert len({launcher.failure for launcher in made}) == 1
-        assert made[2].failure.startswith("train.py on host algo-1 (mode mpi): exit status 7\n")
+        assert len({launcher.failure for launcher in hosts}) == 1
+        assert hosts[2].failure.startswith("train.py on host algo-1 (mode mpi): exit status 7\n")
         return
     for rank in range(4):
         host = THREE[1 + rank // 2]
         assert (
             f"[{host} rank {rank}] rank {rank} of 4 sum 4 on {host} None\n"
-            in made[1 + rank // 2].text
+            in hosts[1 + rank // 2].text
         )
-    assert all(launcher.succeeded for launcher in made)
+    assert all(launcher.succeeded for launcher in hosts)
 
 
 @pytest.mark.parametrize(
@@ -110,8 +110,8 @@ def test_smddps_wrapper_and_its_variables_reach_every_rank(
 ) -> None:
     with (
         two_namespaces() as network,
-        two_hosts(tmp_path, network, manifest, SCRIPT, {switch: "true", PER_HOST: "2"}) as made,
+        two_hosts(tmp_path, network, manifest, SCRIPT, {switch: "true", PER_HOST: "2"}) as hosts,
     ):
-        assert [launcher.wait() for launcher in made] == [0, 0], made[0].text + made[1].text
+        assert [launcher.wait() for launcher in hosts] == [0, 0], hosts[0].text + hosts[1].text
     for rank in range(4):
-        assert f"rank {rank} of 4 sum 4 on {NAMES[rank // 2]} algo-1\n" in made[rank // 2].text
+        assert f"rank {rank} of 4 sum 4 on {NAMES[rank // 2]} algo-1\n" in hosts[rank // 2].text

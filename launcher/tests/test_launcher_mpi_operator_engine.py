@@ -89,7 +89,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 
 def test_mpirun_starts_ranks_on_workers_that_run_sshd(job: Job) -> None:
-    """As existing manifests have it: the launcher's command is mpirun.
+    """Run mpirun as the launcher's command, as in existing manifests.
 
     A worker comes late, and so does its name.
     """

@@ -1,7 +1,7 @@
 """The command lines that we write, started by the real mpirun of both lines of Open MPI.
 
 Marked ``engine``. Open MPI 5 comes from TRAINWORKS_TEST_PREFIX, Open MPI 4 from the distribution's
-package (mpirun on the system's PATH). What is missing is skipped and said.
+package (mpirun on the system's PATH). A test whose program is missing is skipped with its name.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ def mpirun(dialect: Dialect) -> tuple[str, str]:
         shutil.which("mpirun", path="/usr/bin:/usr/local/bin") or "",
     ]
     for candidate in filter(os.path.exists, candidates):
-        said = subprocess.run(
+        result = subprocess.run(
             (candidate, "--version"), capture_output=True, text=True, timeout=TIME_OUT, check=True
         )
-        found = re.search(r"Open MPI\)? v?(\d+\.\d+\.\d+)", said.stdout)
-        if found and dialect_of(found.group(1)) is dialect:
-            return candidate, found.group(1)
+        match = re.search(r"Open MPI\)? v?(\d+\.\d+\.\d+)", result.stdout)
+        if match and dialect_of(match.group(1)) is dialect:
+            return candidate, match.group(1)
     pytest.skip(f"no mpirun of Open MPI {dialect.major} is here (TRAINWORKS_TEST_PREFIX={PREFIX})")
 
 
@@ -92,11 +92,11 @@ def start(words: tuple[str, ...], **variables: str) -> subprocess.CompletedProce
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: f"open-mpi-{dialect.major}")
 def test_the_table_of_options_is_that_of_the_real_program(dialect: Dialect) -> None:
-    """An option at the end of the line: what it lacks says how many words it takes."""
+    """Put an option at the end of the line: the complaint says how many words it takes."""
     path, _ = mpirun(dialect)
     wrong = []
-    # These print or wait, whatever else is said. 5.0 dies of a signal where some options lack their
-    # words, and calls a letter unknown that lacks its value.
+    # These print or wait beside any other option. 5.0 dies of a signal where some options lack
+    # their words, and calls a letter unknown that lacks its value.
     left_out = {"h", "help", "V", "version", "dvm"} | (MCA_OPTIONS - {"mca", "prtemca", "pmixmca"})
     if dialect.major == 5:
         left_out |= {"amca"} | {
@@ -106,21 +106,21 @@ def test_the_table_of_options_is_that_of_the_real_program(dialect: Dialect) -> N
         if option in left_out:
             continue
         dashed = f"-{option}" if len(option) == 1 else f"--{option}"
-        said = start((path, "--host", "localhost:1", "-np", "1", dashed))
-        text = " ".join((said.stdout + said.stderr).split())
+        result = start((path, "--host", "localhost:1", "-np", "1", dashed))
+        text = " ".join((result.stdout + result.stderr).split())
         needs = re.search(r"did not have enough parameters \((\d)\)", text)
         if needs:
-            found = int(needs.group(1))
+            arguments = int(needs.group(1))
         elif "requires passing two values" in text:
-            found = 2
+            arguments = 2
         elif "requires an argument" in text:
-            found = 1
+            arguments = 1
         elif re.search("unknown option|[Uu]nrecognized option", text):
-            found = -1
+            arguments = -1
         else:
-            found = 0
-        if found != count:
-            wrong.append((option, count, found, text[:160]))
+            arguments = 0
+        if arguments != count:
+            wrong.append((option, count, arguments, text[:160]))
     assert not wrong
 
 
@@ -168,48 +168,53 @@ def test_the_table_of_options_is_that_of_the_real_program(dialect: Dialect) -> N
     ],
 )
 def test_two_ranks_start_without_a_complaint(options: str, dialect: Dialect) -> None:
-    """Ours, and what users write: in the documents of SageMaker and of Horovod,
-    and for other lines of Open MPI.
+    """Start our options, and those of users: in the documents of SageMaker and of Horovod, and for
+    other lines of Open MPI.
     """
     path, version = mpirun(dialect)
     per_host = 1 if "pernode -x" in options else 2
-    asked = {"sagemaker_mpi_enabled": True, "sagemaker_mpi_num_of_processes_per_host": per_host}
-    made = plan(environment({**asked, OPTIONS: options}, open_mpi=version))
-    wrapper = next(at for at, word in enumerate(made.argv) if word.endswith("/rank.py")) - 2
-    said = start((path, *made.argv[1:wrapper], sys.executable, "-c", RANK))
-    assert said.returncode == 0, said.stdout + said.stderr
+    hyperparameters = {
+        "sagemaker_mpi_enabled": True,
+        "sagemaker_mpi_num_of_processes_per_host": per_host,
+    }
+    node_plan = plan(environment({**hyperparameters, OPTIONS: options}, open_mpi=version))
+    wrapper = next(at for at, word in enumerate(node_plan.argv) if word.endswith("/rank.py")) - 2
+    result = start((path, *node_plan.argv[1:wrapper], sys.executable, "-c", RANK))
+    assert result.returncode == 0, result.stdout + result.stderr
     for rank in range(per_host):
-        assert f"rank {rank} of {per_host}" in said.stdout
-    assert not COMPLAINTS.search(said.stderr), said.stderr
+        assert f"rank {rank} of {per_host}" in result.stdout
+    assert not COMPLAINTS.search(result.stderr), result.stderr
 
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: f"open-mpi-{dialect.major}")
 def test_a_world_that_is_smaller_than_the_plan_is_refused(tmp_path: Path, dialect: Dialect) -> None:
-    """Whatever made mpirun start fewer ranks: here the number on its line."""
+    """Start fewer ranks than planned, by the number on mpirun's line."""
     path, version = mpirun(dialect)
     (tmp_path / "environment.json").write_text(
         json.dumps({"env": dict(os.environ), "cwd": str(tmp_path)})
     )
-    asked = {"sagemaker_mpi_enabled": True, "sagemaker_mpi_num_of_processes_per_host": 3}
-    made = plan(environment(asked, open_mpi=version))
+    hyperparameters = {"sagemaker_mpi_enabled": True, "sagemaker_mpi_num_of_processes_per_host": 3}
+    node_plan = plan(environment(hyperparameters, open_mpi=version))
     for count, status in ((2, 66), (3, 0)):
-        at = made.argv.index("-np") + 1
-        wrapper = next(at for at, word in enumerate(made.argv) if word.endswith("/rank.py")) - 2
-        end = made.argv.index("--", wrapper) + 1
-        line = [path, *made.argv[1:end], sys.executable, "-c", RANK]
+        at = node_plan.argv.index("-np") + 1
+        wrapper = (
+            next(at for at, word in enumerate(node_plan.argv) if word.endswith("/rank.py")) - 2
+        )
+        end = node_plan.argv.index("--", wrapper) + 1
+        line = [path, *node_plan.argv[1:end], sys.executable, "-c", RANK]
         line[at] = str(count)
         line[wrapper : wrapper + 3] = [
             sys.executable,
             "-I",
             str(LAUNCHER / "trainworks_launcher" / "programs" / "rank.py"),
         ]
-        said = start(tuple(line), TRAINWORKS_RUNTIME_DIRECTORY=str(tmp_path))
-        assert said.returncode == status, said.stderr
-        assert ("mpirun started 2 rank(s), and the job has 3" in said.stderr) is (count == 2)
-        assert (f"of {count}" in said.stdout) is (count == 3)
+        result = start(tuple(line), TRAINWORKS_RUNTIME_DIRECTORY=str(tmp_path))
+        assert result.returncode == status, result.stderr
+        assert ("mpirun started 2 rank(s), and the job has 3" in result.stderr) is (count == 2)
+        assert (f"of {count}" in result.stdout) is (count == 3)
 
 
-def complaints(said: str, *usual: str) -> list[str]:
+def complaints(message: str, *usual: str) -> list[str]:
     """The lines with a complaint, but for those with usual words.
 
     Open MPI 5 complains of setpgid where an agent has started before its parent
@@ -217,7 +222,7 @@ def complaints(said: str, *usual: str) -> list[str]:
     """
     lines = (
         line
-        for line in said.splitlines()
+        for line in message.splitlines()
         if not any(words in line for words in ("setpgid(", *usual))
     )
     return [line for line in lines if COMPLAINTS.search(line)]
@@ -269,23 +274,23 @@ def test_the_whole_world_starts_on_two_hosts(
     manifest = write_manifest(
         tmp_path / "image.json", programs, components={"open-mpi": {"version": version}}
     )
-    asked: dict[str, Json] = {
+    hyperparameters: dict[str, Json] = {
         "sagemaker_mpi_enabled": "true",
         "sagemaker_mpi_num_of_processes_per_host": "2",
     }
     with two_hosts(
-        tmp_path, network, manifest, PLAIN_RANK, {**asked, OPTIONS: options}
+        tmp_path, network, manifest, PLAIN_RANK, {**hyperparameters, OPTIONS: options}
     ) as launchers:
         statuses = [launcher.wait() for launcher in launchers]
     texts = [launcher.text for launcher in launchers]
     assert statuses == [0, 0], texts
-    said = "".join(texts)
+    text = "".join(texts)
     for rank in range(4):
         where = f"rank {rank} of 4 on {NAMES[rank // 2]}"
         then = "greeting hello world provider tcp" if options else "greeting  provider "
-        assert f"{where} {then} interface eth0\n" in said
+        assert f"{where} {then} interface eth0\n" in text
     assert all(launcher.succeeded for launcher in launchers)
-    assert not complaints(said, "rank", "'ethwe' does not exist")
+    assert not complaints(text, "rank", "'ethwe' does not exist")
 
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: f"open-mpi-{dialect.major}")
@@ -298,8 +303,8 @@ def test_more_hosts_start_than_the_leader_has_agents_at_once(
         tmp_path / "image.json", programs, components={"open-mpi": {"version": version}}
     )
     with (
-        network_of(36) as made,
-        job_on(made, tmp_path, PLAIN_RANK, MPI, manifest=manifest) as launchers,
+        network_of(36) as new_network,
+        job_on(new_network, tmp_path, PLAIN_RANK, MPI, manifest=manifest) as launchers,
     ):
         statuses = [launcher.wait() for launcher in launchers]
     assert statuses == [0] * 36, launchers[0].text
@@ -337,9 +342,9 @@ def called(
     """
     path, version = mpirun(dialect)
     manifest = engine_manifest(tmp_path, mpirun=path)
-    known = json.loads(manifest.read_text(encoding="utf-8"))
+    document = json.loads(manifest.read_text(encoding="utf-8"))
     manifest.write_text(
-        json.dumps({**known, "components": {"open-mpi": {"version": version}}}), encoding="utf-8"
+        json.dumps({**document, "components": {"open-mpi": {"version": version}}}), encoding="utf-8"
     )
     write_stand_ins(tmp_path, manifest)
     values = {"asks": "algo-1", "hosts": NAMED, "rank": PLAIN_RANK, **script}
@@ -356,7 +361,9 @@ def called(
 def test_a_program_calls_mpirun_for_all_hosts(
     tmp_path: Path, network: Network, dialect: Dialect, hosts: str
 ) -> None:
-    """As scripts for AWS's images do, over ssh. Ranks have the variables of their own host."""
+    """Call mpirun as scripts for AWS's images do, over ssh. Ranks have the variables of their own
+    host.
+    """
     statuses, texts = called(tmp_path, network, dialect, hosts=hosts)
     assert statuses == [0, 0], texts
     for rank in range(4):
@@ -406,11 +413,11 @@ def test_another_host_than_the_first_starts_nothing_and_says_so(
 def test_a_leader_whose_name_is_loopback_uses_the_interface_to_the_others(network: Network) -> None:
     """Debian writes 127.0.1.1 for a machine's own name.
 
-    Bound to it, no other host could reach the leader.
+    With a port on that address, no other host could reach the leader.
     """
     hosts = Path("/etc/netns", network.space("algo-1"), "hosts")
     hosts.write_text(f"127.0.1.1 algo-1\n{network.address('algo-2')} algo-2\n", encoding="ascii")
-    asked = (
+    message = (
         "from trainworks_launcher.environment.network_routes import interface_that_reaches as find;"
         " print(find(*{}))"
     )
@@ -419,6 +426,6 @@ def test_a_leader_whose_name_is_loopback_uses_the_interface_to_the_others(networ
         (("algo-1",), "lo"),
         (("algo-2",), "eth0"),
     ):
-        words = (sys.executable, "-c", asked.format(names))
-        said = start(network.inside("algo-1", *words), PYTHONPATH=str(LAUNCHER))
-        assert said.stdout == f"{expected}\n", said.stderr
+        words = (sys.executable, "-c", message.format(names))
+        result = start(network.inside("algo-1", *words), PYTHONPATH=str(LAUNCHER))
+        assert result.stdout == f"{expected}\n", result.stderr

@@ -1,5 +1,5 @@
-"""The launcher in an image without a manifest: `pip install`, and what it says
-of the image's own Python.
+"""Test the launcher in an image without a manifest: `pip install`, and its findings about the
+image's own Python.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def write_distribution(site_packages: Path, name: str, version: str, metadata: s
 
 
 def write_torch(site_packages: Path) -> None:
-    """Write what the launcher may read of torch. To import it ends the process."""
+    """Write the files of torch that the launcher may read. An import of this torch ends the
+    process. To import it ends the process.
+    """
     (site_packages / "torch").mkdir(parents=True)
     (site_packages / "torch" / "__init__.py").write_text(
         "import os; os._exit(99)\n", encoding="utf-8"
@@ -74,9 +76,9 @@ def write_torch(site_packages: Path) -> None:
 
 def python_of(version: str) -> str:
     """Return a Python of this version on this machine; skip if there is none."""
-    found = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
-    if found:
-        return str(found[-1])
+    pythons = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
+    if pythons:
+        return str(pythons[-1])
     path = shutil.which(f"python{version}")
     if path is None:
         pytest.skip(f"NOT TESTED: this machine has no Python {version}")
@@ -88,8 +90,8 @@ def make_environment(folder: Path, python: str) -> Path:
 
     Return its site-packages.
     """
-    made = (python, "-m", "venv", "--without-pip", str(folder))
-    subprocess.run(made, check=True, timeout=300, capture_output=True)
+    command = (python, "-m", "venv", "--without-pip", str(folder))
+    subprocess.run(command, check=True, timeout=300, capture_output=True)
     (site_packages,) = folder.glob("lib/python3*/site-packages")
     shutil.copytree(
         LAUNCHER / "trainworks_launcher",
@@ -123,10 +125,10 @@ def run_job(
     hyperparameters = json.dumps({"sagemaker_program": "train.py", **reserved})
     file = base / "input" / "config" / "hyperparameters.json"
     file.write_text(hyperparameters, encoding="utf-8")
-    given = {"SAGEMAKER_BASE_DIR": str(base), "HOME": str(base), **variables}
+    host_variables = {"SAGEMAKER_BASE_DIR": str(base), "HOME": str(base), **variables}
     return subprocess.run(
         (str(train), *words),
-        env=given,
+        env=host_variables,
         capture_output=True,
         text=True,
         check=False,
@@ -138,9 +140,9 @@ def test_what_torch_pins_is_protected_and_nothing_is_imported(tmp_path: Path) ->
     site_packages = make_environment(tmp_path / "env", sys.executable)
     write_torch(site_packages)
     write_distribution(site_packages, "mpi4py", "4.1.2")
-    found = observe(str(tmp_path / "env" / "bin" / "python"), ("ray",))
-    assert dict(found.components) == {"torch": "2.9.1+cu128", "cuda": "12.8", "nccl": "2.27.5"}
-    assert dict(found.protected) == {
+    observed = observe(str(tmp_path / "env" / "bin" / "python"), ("ray",))
+    assert dict(observed.components) == {"torch": "2.9.1+cu128", "cuda": "12.8", "nccl": "2.27.5"}
+    assert dict(observed.protected) == {
         "torch": "2.9.1+cu128",
         "nvidia-nccl-cu12": "2.27.5",
         "nvidia-cufft-cu12": "11.3.3.83",
@@ -169,9 +171,9 @@ def test_every_python_runs_a_job_and_says_what_it_has(tmp_path: Path, version: s
     path = f"{folder}/bin:/usr/bin:/bin"
     done = run_job(tmp_path / "ml", folder / "bin" / "train", {"PATH": path})
     assert done.returncode == 0, done.stdout + done.stderr
-    said = done.stdout + done.stderr
-    assert f"this image has no manifest; it has Python {version}." in said
-    assert f"({folder}/bin/python3), torch 2.9.1+cu128, cuda 12.8" in said
+    output = done.stdout + done.stderr
+    assert f"this image has no manifest; it has Python {version}." in output
+    assert f"({folder}/bin/python3), torch 2.9.1+cu128, cuda 12.8" in output
 
 
 def test_the_python_that_has_the_launcher_runs_jobs_without_being_on_the_path(
@@ -203,7 +205,7 @@ def test_torchrun_is_the_one_of_the_python_with_torch(tmp_path: Path) -> None:
 def test_a_launcher_in_an_environment_of_its_own_takes_the_python_with_torch(
     tmp_path: Path,
 ) -> None:
-    """As `pipx install` and `uv tool install` do it."""
+    """Install the launcher as `pipx install` and `uv tool install` do."""
     tool = tmp_path / "tool"
     make_environment(tool, sys.executable)
     conda = tmp_path / "opt" / "conda"
@@ -245,26 +247,26 @@ def run_with_requirements(
 
 def test_requirements_keep_what_the_image_is_built_around(tmp_path: Path) -> None:
     done = run_with_requirements(tmp_path, "torch>=99\n", packaging=True)
-    said = done.stdout + done.stderr
-    assert done.returncode == 65, said
-    assert "torch>=99, and this image has torch 2.9.1+cu128" in said
+    output = done.stdout + done.stderr
+    assert done.returncode == 65, output
+    assert "torch>=99, and this image has torch 2.9.1+cu128" in output
 
 
 def test_requirements_for_another_torch_are_answered_with_the_images(tmp_path: Path) -> None:
     done = run_with_requirements(tmp_path, "torch==2.1\ntriton==3.0\n", packaging=True)
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output
     assert "torch" in done.stdout
-    assert "2.9.1+cu128" in said
-    assert "triton==3.0" in said
+    assert "2.9.1+cu128" in output
+    assert "triton==3.0" in output
 
 
 def test_a_python_that_can_install_nothing_says_so(tmp_path: Path) -> None:
     done = run_with_requirements(tmp_path, "six\n", packaging=False)
-    said = done.stdout + done.stderr
-    assert done.returncode == 65, said
-    assert "has neither pip nor packaging" in said
-    assert "Traceback" not in said
+    output = done.stdout + done.stderr
+    assert done.returncode == 65, output
+    assert "has neither pip nor packaging" in output
+    assert "Traceback" not in output
 
 
 def test_a_plugin_for_nccl_is_looked_for_where_the_loader_looks(tmp_path: Path) -> None:
@@ -282,18 +284,20 @@ def test_efa_without_a_plugin_is_said(tmp_path: Path) -> None:
     folder = tmp_path / "opt" / "venv"
     write_torch(make_environment(folder, sys.executable))
     variables = {"PATH": f"{folder}/bin:/usr/bin:/bin"}
-    said = []
+    warning_lines = []
     for path in ("", str(tmp_path / "plugin")):
-        made = read_environment(
+        environment = read_environment(
             {**variables, "LD_LIBRARY_PATH": path, "SAGEMAKER_BASE_DIR": str(tmp_path)}
         )
-        found = choose_fabric(made.manifest, Devices(efa=("rdmap0s6",)), "", hosts=2, inherited={})
-        said.append([line for line in found.warnings if "aws-ofi-nccl" in line])
+        fabric = choose_fabric(
+            environment.manifest, Devices(efa=("rdmap0s6",)), "", hosts=2, inherited={}
+        )
+        warning_lines.append([line for line in fabric.warnings if "aws-ofi-nccl" in line])
         (tmp_path / "plugin").mkdir(exist_ok=True)
         (tmp_path / "plugin" / "libnccl-net.so").touch()
     line = (
         "this host has EFA, but the image has no aws-ofi-nccl:"
         " NCCL talks TCP between hosts, even where EFA"
     )
-    assert said[0][0].startswith(line)
-    assert said[1] == []
+    assert warning_lines[0][0].startswith(line)
+    assert warning_lines[1] == []

@@ -51,12 +51,12 @@ def test_an_outage_that_is_shorter_than_the_limit_ends_nothing(tmp_path: Path) -
         jobs: list[tuple[Network, tuple[Host, ...]]] = []
         for number, _ in enumerate(OUTAGES):
             network = stack.enter_context(network_of(2))
-            made = stack.enter_context(
+            job_hosts = stack.enter_context(
                 job_on(network, tmp_path / str(number), SCRIPT, {"end": str(mark)})
             )
-            jobs.append((network, made))
-        for _, made in jobs:
-            for host in made:
+            jobs.append((network, job_hosts))
+        for _, job_hosts in jobs:
+            for host in job_hosts:
                 host.read_until("ready")
 
         def cut(network: Network, seconds: int, host: str, chains: tuple[str, ...]) -> None:
@@ -72,10 +72,14 @@ def test_an_outage_that_is_shorter_than_the_limit_ends_nothing(tmp_path: Path) -
             thread.start()
         for thread in threads:
             thread.join()
-        time.sleep(LIMIT / 2)  # what was lost would be known by then
+        time.sleep(LIMIT / 2)  # a lost message would be known by then
         mark.touch()
-        for outage, (_, made) in zip(OUTAGES, jobs, strict=True):
-            assert [host.wait() for host in made] == [0, 0], (outage, made[0].text, made[1].text)
+        for outage, (_, job_hosts) in zip(OUTAGES, jobs, strict=True):
+            assert [host.wait() for host in job_hosts] == [0, 0], (
+                outage,
+                job_hosts[0].text,
+                job_hosts[1].text,
+            )
 
 
 @pytest.mark.parametrize("cut_off", ["algo-1", "algo-2"])
@@ -90,8 +94,8 @@ def test_an_outage_that_stays_ends_both_hosts(tmp_path: Path, cut_off: str) -> N
         began = time.monotonic()
         drop(network, cut_off, BOTH, "-A")
         assert [host.wait() for host in hosts] == [66, 66]
-        ended = time.monotonic()
-        assert ended - began > LIMIT - 1
-        assert_within(15, began, ended, hosts[0].text)
+        end_time = time.monotonic()
+        assert end_time - began > LIMIT - 1
+        assert_within(15, began, end_time, hosts[0].text)
     assert hosts[0].failure.startswith("lost host algo-2: no message from it for ")
     assert hosts[1].failure.startswith("lost host algo-1: no message from it for ")

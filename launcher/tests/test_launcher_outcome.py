@@ -89,15 +89,15 @@ def test_the_cause_stands_first() -> None:
     ],
 )
 def test_a_script_of_smp_that_asks_for_cuda_is_told_how_to_do_without(message: str) -> None:
-    said = died(f"{message}\n")
-    for mode, told in (
+    process_end = died(f"{message}\n")
+    for mode, is_advised in (
         ("smdistributed.modelparallel", True),
         ("smdistributed.dataparallel", True),
         ("mpi", False),
     ):
-        lines = failure_of(ProgramPlace("train.py", "a", mode), 1, said).text.splitlines()
+        lines = failure_of(ProgramPlace("train.py", "a", mode), 1, process_end).text.splitlines()
         assert lines[0] == message
-        assert ("SMP_CPU_EMULATION=1" in lines[2]) is told
+        assert ("SMP_CPU_EMULATION=1" in lines[2]) is is_advised
     below = died(
         f"{message}\n",
         FRAMES.replace("a.py", "/v/site-packages/smdistributed/modelparallel/torch/step.py"),
@@ -127,8 +127,8 @@ def test_the_whole_message_is_kept_and_nothing_after_it() -> None:
 def test_of_a_long_text_the_frames_are_cut_before_the_message(frames: int, message: int) -> None:
     lines = "".join(f'  File "a.py", line {number}, in f\n    f()\n' for number in range(frames))
     words = " ".join(f"word{number}" for number in range(message // 7))
-    said = died(f"ValueError: the cause\n{words}\n", lines)
-    text = failure_of(ProgramPlace("x.py", "a", "none"), 1, said).text
+    process_end = died(f"ValueError: the cause\n{words}\n", lines)
+    text = failure_of(ProgramPlace("x.py", "a", "none"), 1, process_end).text
     assert len(text) <= 1024
     assert text.startswith("ValueError: the cause\nx.py on host a")
     assert f"line {frames - 1}, in f" in text  # the innermost frame
@@ -137,12 +137,12 @@ def test_of_a_long_text_the_frames_are_cut_before_the_message(frames: int, messa
 
 
 def test_what_a_terminal_obeys_is_not_in_the_text() -> None:
-    said = ProcessEnd(
+    process_end = ProcessEnd(
         b"\x1b[1mstep 1\n",
         records=read(b'{"pid": 7, "message": "ValueError: \\u001b[1mfirst"}\n'),
         pid=7,
     )
-    text = failure_of(ProgramPlace("x.py", "a", "none"), 1, said).text
+    text = failure_of(ProgramPlace("x.py", "a", "none"), 1, process_end).text
     assert "\x1b" not in text
     assert text.startswith("ValueError: ")
 
@@ -161,12 +161,12 @@ def test_torchruns_report_gives_the_first_failing_rank_and_its_own_status() -> N
 
 
 def test_torchruns_log_gives_the_status_of_a_process() -> None:
-    said = (
+    message = (
         b"E1124 10:04:12 5 api.py:1002] failed (exitcode: -9) local_rank: 0 (pid: 17) of binary:"
         b" /usr/bin/python3\n"
     )
-    assert find_torchrun_status(said, 17) == -9
-    assert find_torchrun_status(said, 1) is None
+    assert find_torchrun_status(message, 17) == -9
+    assert find_torchrun_status(message, 1) is None
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_a_number_out_of_range_is_a_wait_status(printed: int, code: int) -> None
 
 
 def test_a_help_of_mpirun_and_a_line_of_dashes_are_no_cause() -> None:
-    """It comes through the rank's own standard error, where an exit takes its time."""
+    """The help comes through the rank's own standard error, where an exit takes its time."""
     dashes = "-" * 74 + "\n"
     abort = (
         "MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\n"
@@ -280,17 +280,17 @@ def test_a_help_of_mpirun_and_a_line_of_dashes_are_no_cause() -> None:
         "[algo-1:00000] *** MPI_ERRORS_ARE_FATAL (processes in this communicator will now abort,\n"
     )
     delay = "[algo-1:00012] Delaying for 1 seconds before aborting\n"
-    for said in (dashes + abort + dashes, dashes + abort, dashes, "=====\n", log, delay):
-        errors = f"the set is empty\n{said}".encode()
-        told = failure_of(
+    for printed in (dashes + abort + dashes, dashes + abort, dashes, "=====\n", log, delay):
+        errors = f"the set is empty\n{printed}".encode()
+        failure = failure_of(
             ProgramPlace("x.py", "a", "mpi"), 1, ProcessEnd(errors, errors, [Record(7)], 7)
         )
-        assert told.text.startswith("the set is empty\n"), said
-        errors = said.encode()
-        told = failure_of(
+        assert failure.text.startswith("the set is empty\n"), printed
+        errors = printed.encode()
+        failure = failure_of(
             ProgramPlace("x.py", "a", "mpi"), 1, ProcessEnd(errors, errors, [Record(7)], 7)
         )
-        assert told.text.startswith("x.py on host a (mode mpi): exit status 1"), said
+        assert failure.text.startswith("x.py on host a (mode mpi): exit status 1"), printed
 
 
 @pytest.mark.parametrize(
@@ -307,9 +307,9 @@ def test_a_help_of_mpirun_and_a_line_of_dashes_are_no_cause() -> None:
 )
 def test_what_is_no_record_of_an_end_is_passed_over(data: bytes) -> None:
     """A program of the user's may write there, and a full disk cuts a line in two."""
-    found = read(data + b'\n{"pid": 7, "at": 2.5, "message": "ValueError: first", "rank": 1}\n')
-    assert found[-1] == Record(7, 0.0, 2.5, "ValueError: first", rank=1)
-    assert not any(row.message for row in found[:-1])
+    records = read(data + b'\n{"pid": 7, "at": 2.5, "message": "ValueError: first", "rank": 1}\n')
+    assert records[-1] == Record(7, 0.0, 2.5, "ValueError: first", rank=1)
+    assert not any(row.message for row in records[:-1])
 
 
 def test_of_a_brief_record_and_the_whole_one_the_whole_one_counts_with_the_time_of_the_first() -> (
@@ -317,19 +317,19 @@ def test_of_a_brief_record_and_the_whole_one_the_whole_one_counts_with_the_time_
 ):
     """A rank may be ended between the two."""
     brief = b'{"pid": 7, "began": 1, "at": 2, "message": "ValueError: first", "brief": true}\n'
-    whole = b'{"pid": 7, "began": 1, "at": 3, "message": "ValueError: first\\n", "frames": "f"}\n'
+    message = b'{"pid": 7, "began": 1, "at": 3, "message": "ValueError: first\\n", "frames": "f"}\n'
     assert read(brief) == [Record(7, 1.0, 2.0, "ValueError: first", brief=True)]
-    assert read(brief + whole) == [Record(7, 1.0, 2.0, "ValueError: first\n", "f")]
+    assert read(brief + message) == [Record(7, 1.0, 2.0, "ValueError: first\n", "f")]
 
 
 def test_a_status_that_only_another_host_knows_is_put_into_the_text() -> None:
-    told = failure_of(
+    failure = failure_of(
         ProgramPlace("x.py", "b", "mpi", 3), None, ProcessEnd(b""), OutsideEvidence(oom_kills=1)
     )
-    made = with_status(told, -9)
-    assert made.status == 137
+    changed = with_status(failure, -9)
+    assert changed.status == 137
     assert (
-        made.text == "out of memory: the kernel killed 1 process(es) of host b\n"
+        changed.text == "out of memory: the kernel killed 1 process(es) of host b\n"
         "x.py on host b, rank 3 (mode mpi): killed by SIGKILL (exit status 137)"
     )
 
@@ -364,7 +364,7 @@ def test_the_kernels_count_of_kills_for_lack_of_memory(
 def test_what_the_kernel_killed_in_an_earlier_life_is_not_the_cause_of_the_last(
     tmp_path: Path,
 ) -> None:
-    """It may have been a Python that stood by, and the ranks went on."""
+    """The process may have been a Python that stood by, and the ranks went on."""
     (tmp_path / "cgroup").write_text("0::/\n", encoding="ascii")
 
     def kernel_has_killed(count: int) -> None:
@@ -405,7 +405,7 @@ def test_what_the_kernel_killed_in_an_earlier_life_is_not_the_cause_of_the_last(
 def test_the_highest_memory_of_a_container_is_the_kernels_word(
     tmp_path: Path, membership: str, files: dict[str, str], highest: int | None
 ) -> None:
-    """Not that of a whole machine, which belongs to nobody."""
+    """Read a container's own limit, not that of a whole machine."""
     (tmp_path / "cgroup").write_text(membership, encoding="ascii")
     for name, content in files.items():
         (tmp_path / "fs" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -478,10 +478,10 @@ def test_another_try_makes_sense_where_the_script_is_not_the_cause(
 @pytest.mark.parametrize("length", [0, 10, 1023, 1024, 1025, 5000])
 def test_the_limit_keeps_both_ends(length: int) -> None:
     text = "".join(chr(ord("a") + index % 26) for index in range(length))
-    made = shorten(text)
-    assert len(made) == min(length, 1024)
-    assert made[:300] == text[:300]
-    assert made[-500:] == text[-500:]
+    shortened = shorten(text)
+    assert len(shortened) == min(length, 1024)
+    assert shortened[:300] == text[:300]
+    assert shortened[-500:] == text[-500:]
 
 
 @pytest.mark.parametrize(
@@ -500,10 +500,10 @@ def test_an_outcome_survives_the_wire(outcome: Outcome) -> None:
 
 def test_the_longest_failure_fits_into_a_message() -> None:
     line = "\U0001f525" * 3000
-    said = died(f"ValueError: {line}\n{line}\n", f'  File "{line}", line 1, in f\n')
-    told = failure_of(ProgramPlace("x.py", "b", "mpi", 3), None, said)
-    assert len(json.dumps(outcome_fields(with_status(told, -9)))) < MESSAGE_LIMIT
-    assert len(told.text) <= 1024
+    process_end = died(f"ValueError: {line}\n{line}\n", f'  File "{line}", line 1, in f\n')
+    failure = failure_of(ProgramPlace("x.py", "b", "mpi", 3), None, process_end)
+    assert len(json.dumps(outcome_fields(with_status(failure, -9)))) < MESSAGE_LIMIT
+    assert len(failure.text) <= 1024
 
 
 @pytest.mark.parametrize(
@@ -511,9 +511,9 @@ def test_the_longest_failure_fits_into_a_message() -> None:
     [{}, {"outcome": FAILED, "status": 256}, {"outcome": 7, "cause": [], "rank": 1 << 70}],
 )
 def test_an_unreadable_outcome_is_a_failure_that_names_its_host(message: dict[str, Json]) -> None:
-    found = read_outcome(message, "algo-3")
-    assert (found.kind, found.status, found.host, found.rank) == (FAILED, 66, "algo-3", -1)
-    assert "algo-3" in found.text
+    outcome = read_outcome(message, "algo-3")
+    assert (outcome.kind, outcome.status, outcome.host, outcome.rank) == (FAILED, 66, "algo-3", -1)
+    assert "algo-3" in outcome.text
 
 
 def test_messages_in_pieces() -> None:
@@ -538,6 +538,6 @@ def test_what_is_no_message_is_refused(data: bytes) -> None:
 
 
 def test_a_worker_of_an_mpi_job_has_no_command_of_its_own() -> None:
-    made = plan(environment({"sagemaker_mpi_enabled": True}, hosts=("a", "b"), host="a"), "b")
-    assert made.argv == ()
-    assert made.role == "worker"
+    node_plan = plan(environment({"sagemaker_mpi_enabled": True}, hosts=("a", "b"), host="a"), "b")
+    assert node_plan.argv == ()
+    assert node_plan.role == "worker"

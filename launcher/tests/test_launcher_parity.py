@@ -75,7 +75,7 @@ def cpus(case: Case) -> Iterator[int]:
 
 
 def theirs(inputs: Sequence[tuple[Path, Mapping[str, str]]]) -> list[dict[str, Any]]:
-    """What the real package makes of all inputs, in one process."""
+    """Return the variables that the real package makes of all inputs, in one process."""
     document = json.dumps(
         [{"base": str(base), "variables": dict(variables)} for base, variables in inputs]
     )
@@ -101,7 +101,7 @@ def theirs(inputs: Sequence[tuple[Path, Mapping[str, str]]]) -> list[dict[str, A
 
 
 def ours(base: Path, variables: Mapping[str, str]) -> Job:
-    """What the launcher makes of one input.
+    """Return the variables that the launcher makes of one input.
 
     Interfaces, programs and the place of rank 0's store are given, not probed: machines differ in
     them.
@@ -116,17 +116,17 @@ def ours(base: Path, variables: Mapping[str, str]) -> Job:
 
 
 def corrected(
-    case: Case, base: Path, count: int, given: Mapping[str, str], rows: Sequence[Difference]
+    case: Case, base: Path, count: int, variables: Mapping[str, str], rows: Sequence[Difference]
 ) -> dict[str, str]:
-    made = Exported(str(base), count, given)
+    exported = Exported(str(base), count, variables)
     for row in rows:
-        row.correct(case, made)
-    return made.texts()
+        row.correct(case, exported)
+    return exported.texts()
 
 
 def differences(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    """What is not the same, one line each; of SM_TRAINING_ENV only the properties that differ."""
-    found: list[str] = []
+    """Return the differences, one line each; of SM_TRAINING_ENV only the properties that differ."""
+    differing: list[str] = []
     for name in sorted({*one, *other}):
         if one.get(name) == other.get(name):
             continue
@@ -138,13 +138,13 @@ def differences(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
                 for key in sorted({*here, *there})
                 if repr(here.get(key)) != repr(there.get(key))
             ]
-            found.append(
+            differing.append(
                 f"{name}: "
                 + ", ".join(f"{key}: {here.get(key)!r} and {there.get(key)!r}" for key in names)
             )
         else:
-            found.append(f"{name}: {pair[0]!r} and {pair[1]!r}")
-    return found
+            differing.append(f"{name}: {pair[0]!r} and {pair[1]!r}")
+    return differing
 
 
 # --- inputs, made by chance -----------------------------------------------------------------------
@@ -262,7 +262,7 @@ def cluster(chance: random.Random) -> dict[str, Json]:
 
 
 def generate(chance: random.Random) -> Case:
-    """One input: a job that both launchers accept."""
+    """Return one input: a job that both launchers accept."""
     config = cluster(chance)
     hyperparameters: dict[str, Json] = {
         name: chance.choice(VALUES) for name in chance.sample(NAMES, chance.randint(0, 5))
@@ -287,9 +287,9 @@ def generate(chance: random.Random) -> Case:
     hyperparameters.update(
         {name: chance.choice(values) for name, values in optional.items() if chance.random() < 0.15}
     )
-    known = [switch for switch in SWITCHES if switch in modes.SWITCHES]
+    known_switches = [switch for switch in SWITCHES if switch in modes.SWITCHES]
     if chance.random() < 0.5:
-        switch = chance.choice(known)
+        switch = chance.choice(known_switches)
         hyperparameters[switch] = chance.choice(("true", True))
         hyperparameters["sagemaker_mpi_num_of_processes_per_host"] = chance.choice(("1", 2))
         if switch == "sagemaker_mpi_enabled":
@@ -305,7 +305,9 @@ def generate(chance: random.Random) -> Case:
                 chance.sample(names, chance.randint(1, len(names)))
             )
     elif chance.random() < 0.3:
-        hyperparameters[chance.choice(known)] = chance.choice(("false", False, "False", "0", 0, ""))
+        hyperparameters[chance.choice(known_switches)] = chance.choice(
+            ("false", False, "False", "0", 0, "")
+        )
     settings = {
         "TRAINING_JOB_NAME": ("job-v",),
         "TRAINING_JOB_ARN": ("arn:aws:x",),
@@ -336,20 +338,28 @@ def test_the_environment_is_sagemaker_trainings_but_for_the_table(tmp_path: Path
     chance = random.Random(SEED)
     cases = [generate(chance) for _ in range(CASES)]
     inputs = [(tmp_path / str(number), case) for number, case in enumerate(cases)]
-    written = [(base, write(base, case)) for base, case in inputs]
-    found: list[str] = []
-    for case, (base, variables), peer in zip(cases, written, theirs(written), strict=True):
+    inputs_written = [(base, write(base, case)) for base, case in inputs]
+    wrong_cases: list[str] = []
+    for case, (base, variables), peer in zip(
+        cases, inputs_written, theirs(inputs_written), strict=True
+    ):
         if "error" in peer:
-            found.append(f"{case}: sagemaker-training raised {peer}")
+            wrong_cases.append(f"{case}: sagemaker-training raised {peer}")
             continue
         job = ours(base, variables)
-        wanted = corrected(case, base, len(os.sched_getaffinity(0)), peer["variables"], DIFFERENCES)
-        different = differences(wanted, exported_variables(job))
+        expected = corrected(
+            case, base, len(os.sched_getaffinity(0)), peer["variables"], DIFFERENCES
+        )
+        different = differences(expected, exported_variables(job))
         if different:
-            found.append(f"{case}\n    wanted and made: {different}")
+            wrong_cases.append(f"{case}\n    wanted and made: {different}")
         if [*job.program.arguments] != peer["arguments"]:
-            found.append(f"{case}\n    arguments {peer['arguments']}, {job.program.arguments}")
-    assert not found, f"{len(found)} of {CASES} with seed {SEED}:\n" + "\n".join(found[:5])
+            wrong_cases.append(
+                f"{case}\n    arguments {peer['arguments']}, {job.program.arguments}"
+            )
+    assert not wrong_cases, f"{len(wrong_cases)} of {CASES} with seed {SEED}:\n" + "\n".join(
+        wrong_cases[:5]
+    )
 
 
 @needs_peer
@@ -358,26 +368,28 @@ def test_the_environment_is_sagemaker_trainings_but_for_the_table(tmp_path: Path
 def test_each_difference_is_there_and_is_as_the_table_says(tmp_path: Path, row: Difference) -> None:
     variables = write(tmp_path, row.example)
     with cpus(row.example) as count:
-        made = exported_variables(ours(tmp_path, variables))
+        exported = exported_variables(ours(tmp_path, variables))
         (peer,) = theirs([(tmp_path, variables)])
     assert (
-        differences(corrected(row.example, tmp_path, count, peer["variables"], DIFFERENCES), made)
+        differences(
+            corrected(row.example, tmp_path, count, peer["variables"], DIFFERENCES), exported
+        )
         == []
     )
     others = [other for other in DIFFERENCES if other is not row]
-    left = differences(corrected(row.example, tmp_path, count, peer["variables"], others), made)
+    left = differences(corrected(row.example, tmp_path, count, peer["variables"], others), exported)
     assert left, "the row no longer says a difference: delete it"
 
 
 @needs_peer
 @pytest.mark.engine
 @pytest.mark.parametrize(
-    ("what", "error", "case"), [(what, error, case) for what, error, _, case in ENDED]
+    ("title", "error", "case"), [(title, error, case) for title, error, _, case in ENDED]
 )
 def test_what_ends_sagemaker_training_is_a_job_here(
-    tmp_path: Path, what: str, error: str, case: Case
+    tmp_path: Path, title: str, error: str, case: Case
 ) -> None:
-    del what
+    del title
     variables = write(tmp_path, case)
     (peer,) = theirs([(tmp_path, variables)])
     assert peer["error"] == error
@@ -389,9 +401,9 @@ def test_golden_table_of_the_documentation() -> None:
     begin, end = "<!-- generated: differences -->\n", "<!-- end of generated -->"
     head, _, rest = path.read_text(encoding="utf-8").partition(begin)
     _, _, tail = rest.partition(end)
-    wanted = f"{head}{begin}{table()}{end}{tail}"
+    message = f"{head}{begin}{table()}{end}{tail}"
     if os.environ.get("TRAINWORKS_UPDATE_GOLDEN"):
-        path.write_text(wanted, encoding="utf-8")
-    assert path.read_text(encoding="utf-8") == wanted, (
+        path.write_text(message, encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == message, (
         "run this test with TRAINWORKS_UPDATE_GOLDEN=1, or: make golden"
     )

@@ -45,8 +45,8 @@ def room() -> Iterator[Path]:
     """A directory that every user can enter, with a copy of the launcher:
     pytest's own are for one user.
     """
-    with tempfile.TemporaryDirectory() as made:
-        directory = Path(made)
+    with tempfile.TemporaryDirectory() as folder_name:
+        directory = Path(folder_name)
         directory.chmod(0o755)
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(
@@ -66,7 +66,7 @@ def train(
     """``train -- train.py`` in a directory, as another user."""
     (room / "tmp").mkdir(exist_ok=True)
     (room / "tmp").chmod(0o1777)
-    given = {
+    host_variables = {
         "PATH": "/usr/bin:/bin",
         "HOME": "/",
         "TMPDIR": str(room / "tmp"),
@@ -85,7 +85,7 @@ def train(
     return subprocess.run(
         words,
         cwd=where,
-        env={**given, **(variables or {})},
+        env={**host_variables, **(variables or {})},
         capture_output=True,
         text=True,
         timeout=TIME_OUT,
@@ -94,11 +94,11 @@ def train(
 
 def work(room: Path, mode: int) -> Path:
     """A working directory with the script."""
-    made = room / "work"
-    made.mkdir()
-    (made / "train.py").write_text(SAVE, encoding="utf-8")
-    made.chmod(mode)
-    return made
+    work_folder = room / "work"
+    work_folder.mkdir()
+    (work_folder / "train.py").write_text(SAVE, encoding="utf-8")
+    work_folder.chmod(mode)
+    return work_folder
 
 
 @as_root
@@ -108,31 +108,31 @@ def test_another_user_can_save_the_model(room: Path, slurm: bool) -> None:
     step = (
         {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURMD_NODENAME": "n1"} if slurm else {}
     )
-    ended = train(room, where, step)
-    assert ended.returncode == 0, ended.stderr
+    result = train(room, where, step)
+    assert result.returncode == 0, result.stderr
     assert len(list(where.rglob("of_the_script"))) == 4
     home = room / "tmp" / f"trainworks-home-{STRANGER}"
-    assert f"caches in {home}" in ended.stdout
+    assert f"caches in {home}" in result.stdout
     assert home.stat().st_mode & 0o777 == 0o700
-    assert f"HOME=/ cannot be used (user {STRANGER} may not write into /)" in ended.stderr
+    assert f"HOME=/ cannot be used (user {STRANGER} may not write into /)" in result.stderr
 
 
 @as_root
 def test_a_user_who_may_not_start_threads_is_told_the_limit(room: Path) -> None:
-    ended = train(room, work(room, 0o777), limits=("prlimit", "--nproc=1"))
-    assert ended.returncode == 70
-    assert "Traceback" not in ended.stderr
+    result = train(room, work(room, 0o777), limits=("prlimit", "--nproc=1"))
+    assert result.returncode == 70
+    assert "Traceback" not in result.stderr
     assert (
         f"trainworks: cannot start the job: this container may not start threads: user {STRANGER}"
         " may have 1 processes and threads (ulimit -u) (can't start new thread); raise that limit"
-        in ended.stderr.splitlines()
+        in result.stderr.splitlines()
     )
 
 
 @as_root
 @pytest.mark.parametrize("limited", [0, 1])
 def test_a_host_that_may_not_start_threads_tells_the_others(room: Path, limited: int) -> None:
-    """They do not wait for it until the join limit."""
+    """End the other hosts before the join limit."""
     hosts = ("127.0.0.1", "127.0.0.2")
     for host in hosts:
         (room / host).mkdir()
@@ -149,9 +149,9 @@ def test_a_host_that_may_not_start_threads_tells_the_others(room: Path, limited:
             )
             for number, host in enumerate(hosts)
         ]
-        ended = [end.result() for end in ends]
-    assert [end.returncode for end in ended] == [70, 70], ended[0].stderr + ended[1].stderr
-    for end in ended:
+        results = [end.result() for end in ends]
+    assert [end.returncode for end in results] == [70, 70], results[0].stderr + results[1].stderr
+    for end in results:
         assert "this container may not start threads" in end.stderr
         assert f"user {STRANGER + limited} may have 1 processes" in end.stderr
 
@@ -184,18 +184,18 @@ def test_a_temporary_directory_without_execution_is_told(
     """Docker mounts ``--tmpfs /tmp`` so; torch.compile failed there after minutes."""
     write_inputs(tmp_path, COMPILE, {}, {})
     begin = NO_EXEC.format(places) + 'unset TMPDIR TEMP TMP; exec "$@"'
-    with Launcher(tmp_path, prefix=("unshare", "--mount", "sh", "-c", begin, "sh")) as made:
-        assert made.wait() == status, made.text
-    assert "files in /tmp cannot be executed (it is mounted noexec)" in made.text
-    assert words in made.text
-    assert ("\nexecuted\n" in made.text) is (status == 0)
+    with Launcher(tmp_path, prefix=("unshare", "--mount", "sh", "-c", begin, "sh")) as launcher:
+        assert launcher.wait() == status, launcher.text
+    assert "files in /tmp cannot be executed (it is mounted noexec)" in launcher.text
+    assert words in launcher.text
+    assert ("\nexecuted\n" in launcher.text) is (status == 0)
 
 
 def test_a_temporary_directory_with_a_long_name_is_told_and_another_one_taken(
     tmp_path: Path,
 ) -> None:
-    """A socket in it has a path that the kernel refuses: multiprocessing makes
-    them, and so do data loaders.
+    """A socket in the directory has a path that the kernel refuses: multiprocessing makes them, and
+    so do data loaders.
     """
     long = tmp_path / ("x" * 80)
     long.mkdir()
@@ -207,11 +207,11 @@ def test_a_temporary_directory_with_a_long_name_is_told_and_another_one_taken(
         print("with", os.environ["TMPDIR"], "below", below)
     """
     write_inputs(tmp_path, textwrap.dedent(script), {}, {})
-    with Launcher(tmp_path, variables={"TMPDIR": str(long)}) as made:
-        assert made.wait() == 0, made.text
-    said = f"the name of {long} is too long for the sockets that programs make in it"
-    assert f"{said}: the job's processes get TMPDIR=/tmp" in made.text
-    assert "\nwith /tmp below /tmp\n" in made.text
+    with Launcher(tmp_path, variables={"TMPDIR": str(long)}) as launcher:
+        assert launcher.wait() == 0, launcher.text
+    message = f"the name of {long} is too long for the sockets that programs make in it"
+    assert f"{message}: the job's processes get TMPDIR=/tmp" in launcher.text
+    assert "\nwith /tmp below /tmp\n" in launcher.text
 
 
 def test_a_locale_that_the_image_lacks_becomes_one_that_it_has(tmp_path: Path) -> None:
@@ -220,26 +220,31 @@ def test_a_locale_that_the_image_lacks_becomes_one_that_it_has(tmp_path: Path) -
         ' ("LANG", "LC_ALL")))'
     )
     write_inputs(tmp_path, script, {}, {})
-    given = {"LANG": "C.UTF-8", "LC_ALL": "xx_XX.UTF-8", "LC_TIME": "yy_YY.UTF-8", "LC_NAME": ""}
-    with Launcher(tmp_path, variables=given) as made:
-        assert made.wait() == 0, made.text
-    said = "the locale of LC_ALL=xx_XX.UTF-8, LC_TIME=yy_YY.UTF-8 is not installed"
-    assert f"{said}: the job's processes get C.UTF-8" in made.text
-    assert "\nwith C.UTF-8 C.UTF-8\n" in made.text
+    variables = {
+        "LANG": "C.UTF-8",
+        "LC_ALL": "xx_XX.UTF-8",
+        "LC_TIME": "yy_YY.UTF-8",
+        "LC_NAME": "",
+    }
+    with Launcher(tmp_path, variables=variables) as launcher:
+        assert launcher.wait() == 0, launcher.text
+    message = "the locale of LC_ALL=xx_XX.UTF-8, LC_TIME=yy_YY.UTF-8 is not installed"
+    assert f"{message}: the job's processes get C.UTF-8" in launcher.text
+    assert "\nwith C.UTF-8 C.UTF-8\n" in launcher.text
 
 
 @as_root
 def test_a_place_that_cannot_be_written_refuses_the_job_before_it_starts(room: Path) -> None:
     where = work(room, 0o755)
     before = sorted(room.rglob("*"))
-    ended = train(room, where)
-    assert ended.returncode == 64
-    assert "caches in" not in ended.stdout
+    result = train(room, where)
+    assert result.returncode == 64
+    assert "caches in" not in result.stdout
     assert (
-        "nothing can be written to SM_MODEL_DIR, SM_OUTPUT_DIR, SM_OUTPUT_DATA_DIR" in ended.stderr
+        "nothing can be written to SM_MODEL_DIR, SM_OUTPUT_DIR, SM_OUTPUT_DATA_DIR" in result.stderr
     )
-    assert f"user {STRANGER} may not write into {where}" in ended.stderr
-    assert "SAGEMAKER_BASE_DIR" in ended.stderr
+    assert f"user {STRANGER} may not write into {where}" in result.stderr
+    assert "SAGEMAKER_BASE_DIR" in result.stderr
     assert [
         path for path in sorted(room.rglob("*")) if path not in before and path.name != "tmp"
     ] == []
@@ -247,17 +252,17 @@ def test_a_place_that_cannot_be_written_refuses_the_job_before_it_starts(room: P
 
 @as_root
 def test_two_jobs_of_one_directory_keep_their_failures_apart(room: Path) -> None:
-    """As of an array: the same directory, the same user, one job after the other."""
+    """Run jobs of an array: the same directory, the same user, one job after the other."""
     where = work(room, 0o777)
     for number, words in (("72", "cause_of_A"), ("76", "cause_of_B")):
         (where / "train.py").write_text(f"raise ValueError({words!r})", encoding="utf-8")
-        ended = train(
+        result = train(
             room,
             where,
             {"SLURM_JOB_ID": number, "SLURM_JOB_NUM_NODES": "1", "SLURMD_NODENAME": "n1"},
         )
-        assert ended.returncode == 1, ended.stderr
-        assert words in ended.stderr.splitlines()[-1]
+        assert result.returncode == 1, result.stderr
+        assert words in result.stderr.splitlines()[-1]
     for number, words in (("72", "cause_of_A"), ("76", "cause_of_B")):
         failure = (where / "output" / number / "output/failure").read_text(encoding="utf-8")
         assert failure.startswith(f"ValueError: {words}")
@@ -265,30 +270,30 @@ def test_two_jobs_of_one_directory_keep_their_failures_apart(room: Path) -> None
 
 @as_root
 def test_a_home_that_somebody_else_prepared_is_not_taken(room: Path) -> None:
-    """Its name can be guessed, and what is read from a cache may be run."""
+    """Take no home whose name can be guessed: files that are read from a cache may be run."""
     where = work(room, 0o777)
     trap = room / "tmp" / f"trainworks-home-{STRANGER}"
     trap.mkdir(parents=True)
     trap.chmod(0o777)
-    ended = train(room, where, {"TMPDIR": str(room / "tmp")})
-    assert ended.returncode == 0, ended.stderr
-    assert f"caches in {trap}" not in ended.stdout
+    result = train(room, where, {"TMPDIR": str(room / "tmp")})
+    assert result.returncode == 0, result.stderr
+    assert f"caches in {trap}" not in result.stdout
     # The next place in the order.
     shutil.rmtree(f"/tmp/trainworks-home-{STRANGER}", ignore_errors=True)
 
 
 @as_root
 @pytest.mark.parametrize(
-    ("home", "kept"), [("mine", True), ("not/there/yet", True), ("/proc/self", False)]
+    ("home", "is_kept"), [("mine", True), ("not/there/yet", True), ("/proc/self", False)]
 )
-def test_a_home_that_can_be_written_is_kept(room: Path, home: str, kept: bool) -> None:
+def test_a_home_that_can_be_written_is_kept(room: Path, home: str, is_kept: bool) -> None:
     where = work(room, 0o777)
     (where / "mine").mkdir(mode=0o777)
     (where / "mine").chmod(0o777)
-    ended = train(room, where, {"HOME": str(where / home)})
-    assert ended.returncode == 0, ended.stderr
-    assert (f"caches in {where / home}" in ended.stdout) is kept
-    assert ("HOME=" in ended.stderr) is not kept
+    result = train(room, where, {"HOME": str(where / home)})
+    assert result.returncode == 0, result.stderr
+    assert (f"caches in {where / home}" in result.stdout) is is_kept
+    assert ("HOME=" in result.stderr) is not is_kept
 
 
 def test_a_directory_that_a_person_names_is_made_and_is_judged_the_same_the_second_time(
@@ -297,20 +302,20 @@ def test_a_directory_that_a_person_names_is_made_and_is_judged_the_same_the_seco
     where = work(room, 0o777)
     named = {"SAGEMAKER_BASE_DIR": str(where / "out")}
     refused = [train(room, where, named, 0, "trian.py") for _ in range(2)]
-    assert [ended.returncode for ended in refused] == [64, 64]
+    assert [result.returncode for result in refused] == [64, 64]
     assert refused[0].stderr == refused[1].stderr
     assert [path.name for path in where.iterdir()] == ["train.py"], (
         "a refusal leaves nothing behind"
     )
-    ended = train(room, where, named, 0)
-    assert ended.returncode == 0, ended.stderr
+    result = train(room, where, named, 0)
+    assert result.returncode == 0, result.stderr
     assert (where / "out/model/of_the_script").is_file()
 
 
 def test_a_refusal_in_a_working_directory_leaves_it_as_it_is(room: Path) -> None:
     where = work(room, 0o777)
-    ended = train(room, where, user=0, program="trian.py")
-    assert ended.returncode == 64
+    result = train(room, where, user=0, program="trian.py")
+    assert result.returncode == 64
     assert [path.name for path in where.iterdir()] == ["train.py"]
 
 
@@ -331,15 +336,15 @@ def test_a_refusal_in_a_working_directory_leaves_it_as_it_is(room: Path) -> None
 def test_why_a_place_cannot_be_written(tmp_path: Path, make: object, path: str, words: str) -> None:
     assert callable(make)
     make(tmp_path)
-    said = directories.why_not_writable(str(tmp_path / path))
-    assert (words in said) if words else said == ""
+    reason = directories.why_not_writable(str(tmp_path / path))
+    assert (words in reason) if words else reason == ""
 
 
 def test_what_was_made_for_a_job_that_is_refused_goes_again(tmp_path: Path) -> None:
-    made = directories.make({"A": str(tmp_path / "a/b"), "C": str(tmp_path / "c")})
-    assert [Path(path).name for path in made] == ["a", "b", "c"]
+    made_directories = directories.make({"A": str(tmp_path / "a/b"), "C": str(tmp_path / "c")})
+    assert [Path(path).name for path in made_directories] == ["a", "b", "c"]
     (tmp_path / "c/kept").touch()
-    directories.take_back(made)
+    directories.take_back(made_directories)
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
     (tmp_path / "file").touch()
     with pytest.raises(
@@ -356,12 +361,12 @@ def test_a_checkpoint_directory_is_made_too(
 ) -> None:
     (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
-    given = {"PATH": "/usr/bin:/bin", "SAGEMAKER_BASE_DIR": str(tmp_path / "base")}
-    named = {**given, "TRAINWORKS_CHECKPOINT_DIRECTORY": str(tmp_path / "checkpoints")}
-    found = read_environment(named, Invocation(("train.py",)))
-    assert found.problems == ()
-    assert found.places["TRAINWORKS_CHECKPOINT_DIRECTORY"] == str(tmp_path / "checkpoints")
-    file = {**given, "TRAINWORKS_CHECKPOINT_DIRECTORY": str(tmp_path / "train.py")}
+    variables = {"PATH": "/usr/bin:/bin", "SAGEMAKER_BASE_DIR": str(tmp_path / "base")}
+    named = {**variables, "TRAINWORKS_CHECKPOINT_DIRECTORY": str(tmp_path / "checkpoints")}
+    environment = read_environment(named, Invocation(("train.py",)))
+    assert environment.problems == ()
+    assert environment.places["TRAINWORKS_CHECKPOINT_DIRECTORY"] == str(tmp_path / "checkpoints")
+    file = {**variables, "TRAINWORKS_CHECKPOINT_DIRECTORY": str(tmp_path / "train.py")}
     (problem,) = directories.find_problems(read_environment(file, Invocation(("train.py",))).places)
     assert "train.py is not a directory" in problem.what
     assert "set TRAINWORKS_CHECKPOINT_DIRECTORY" in problem.advice
@@ -380,7 +385,7 @@ VOLUME = "0c1d" * 16
 
 
 @pytest.mark.parametrize(
-    ("table", "path", "kept"),
+    ("table", "path", "is_kept"),
     [
         pytest.param(HOST, "/opt/ml/model", True, id="a host's own disk"),
         pytest.param("", "/opt/ml/model", True, id="no table: nothing is known"),
@@ -484,13 +489,13 @@ VOLUME = "0c1d" * 16
     ],
 )
 def test_a_place_is_kept_only_on_a_mount_or_on_a_hosts_disk(
-    table: str, path: str, kept: bool
+    table: str, path: str, is_kept: bool
 ) -> None:
-    assert directories.is_kept(path, table) is kept
+    assert directories.is_kept(path, table) is is_kept
 
 
 @pytest.mark.parametrize(
-    ("kept", "told", "model", "output", "note", "lost"),
+    ("kept_places", "named_places", "model", "output", "note", "lost"),
     [
         (("opt", "w"), {}, "opt/model", "opt/output", "", ""),
         (
@@ -523,25 +528,25 @@ def test_a_place_is_kept_only_on_a_mount_or_on_a_hosts_disk(
     ],
 )
 def test_each_result_goes_to_the_first_place_that_keeps_it(
-    kept: tuple[str, ...],
-    told: Mapping[str, str],
+    kept_places: tuple[str, ...],
+    named_places: Mapping[str, str],
     model: str,
     output: str,
     note: str,
     lost: str,
     tmp_path: Path,
 ) -> None:
-    found = directories.choose(
+    choice = directories.choose(
         (f"{tmp_path}/opt", f"{tmp_path}/w"),
-        {variable: f"{tmp_path}/{path}" for variable, path in told.items()},
+        {variable: f"{tmp_path}/{path}" for variable, path in named_places.items()},
         "",
-        lambda path: any(path.startswith(f"{tmp_path}/{place}") for place in kept),
+        lambda path: any(path.startswith(f"{tmp_path}/{place}") for place in kept_places),
     )
-    assert found.paths["SM_MODEL_DIR"] == f"{tmp_path}/{model}"
-    assert found.paths["SM_OUTPUT_DIR"] == f"{tmp_path}/{output}"
-    assert found.paths["SM_OUTPUT_DATA_DIR"] == f"{tmp_path}/{output}/data"
-    assert note.format(*[tmp_path] * 2) in found.note if note else found.note == ""
-    assert lost.format(*[tmp_path] * 2) in found.warning if lost else found.warning == ""
+    assert choice.paths["SM_MODEL_DIR"] == f"{tmp_path}/{model}"
+    assert choice.paths["SM_OUTPUT_DIR"] == f"{tmp_path}/{output}"
+    assert choice.paths["SM_OUTPUT_DATA_DIR"] == f"{tmp_path}/{output}/data"
+    assert note.format(*[tmp_path] * 2) in choice.note if note else choice.note == ""
+    assert lost.format(*[tmp_path] * 2) in choice.warning if lost else choice.warning == ""
 
 
 # --- full disks -----------------------------------------------------------------------------------
@@ -557,16 +562,16 @@ with open(os.environ["SM_MODEL_DIR"] + "/model.pt", "wb", buffering=0) as opened
 
 
 def test_a_failure_beside_a_full_disk_says_which_place_is_full(tmp_path: Path) -> None:
-    """What torch.save says of it does not."""
+    """Name the place, as torch.save's own message does not."""
     write_inputs(tmp_path, FILL, {}, {})
     script = f'mount -t tmpfs -o size=1m tmpfs {tmp_path}/model && exec "$@"'
     prefix = ("unshare", "--mount", "sh", "-c", script, "sh")
     (tmp_path / "model").mkdir(exist_ok=True)
     if subprocess.run((*prefix, "true"), check=False, capture_output=True).returncode:
         pytest.skip("no file system can be mounted here")
-    with Launcher(tmp_path, prefix=prefix, variables={"TRAINWORKS_CHECK": "off"}) as made:
-        assert made.wait() == 1
-    first, second = made.failure.splitlines()[:2]
+    with Launcher(tmp_path, prefix=prefix, variables={"TRAINWORKS_CHECK": "off"}) as launcher:
+        assert launcher.wait() == 1
+    first, second = launcher.failure.splitlines()[:2]
     assert first == "RuntimeError: unexpected pos 704 vs 598"
     assert second.endswith(f"exit status 1; no space is left in {tmp_path}/model")
-    assert f"trainworks: no space is left in {tmp_path}/model\n" in made.text
+    assert f"trainworks: no space is left in {tmp_path}/model\n" in launcher.text

@@ -59,7 +59,7 @@ def mode(switch: str, host: str = "", **changes: object) -> NodePlan:
     """A host of a job of two hosts with eight GPUs and EFA, in an image that
     has every framework and library.
     """
-    made = environment(
+    job_environment = environment(
         {switch: "true", "epochs": "3"},
         hosts=TWO,
         instance_type="ml.fast.xlarge",
@@ -67,9 +67,14 @@ def mode(switch: str, host: str = "", **changes: object) -> NodePlan:
     )
     components = {"torch": "2.4.1", "torch_xla": "2.4.0", "smp": "1.15", "smddp": "2.5"}
     components.update(changes.pop("components", {}))  # type: ignore[call-overload]
-    made = made._replace(programs=MappingProxyType(SMDDP_PROGRAMS), **changes)  # type: ignore[arg-type]
-    known = MappingProxyType({**made.manifest.components, **components})
-    return plan(made._replace(manifest=made.manifest._replace(components=known)), host)
+    job_environment = job_environment._replace(programs=MappingProxyType(SMDDP_PROGRAMS), **changes)  # type: ignore[arg-type]
+    all_components = MappingProxyType({**job_environment.manifest.components, **components})
+    return plan(
+        job_environment._replace(
+            manifest=job_environment.manifest._replace(components=all_components)
+        ),
+        host,
+    )
 
 
 SCENARIOS: dict[str, Callable[[], NodePlan]] = {
@@ -197,16 +202,20 @@ def test_golden_plan(name: str, golden: Callable[[str, str], None]) -> None:
 
 
 def test_golden_differences(golden: Callable[[str, str], None]) -> None:
-    """Of each other scenario what differs.
+    """Show the differences of each other scenario.
 
     SM_ variables are those of a real peer (test_launcher_parity).
     """
     lines: list[str] = []
     for name, like in LIKE.items():
-        one, other = (SCENARIOS[each]().to_json().splitlines() for each in (like, name))
+        lines_alike, other = (
+            SCENARIOS[scenario]().to_json().splitlines() for scenario in (like, name)
+        )
         # Without the numbers of lines, which a change far away would move.
         differing = [
-            line for line in difflib.unified_diff(one, other, n=0, lineterm="") if line[1:2] == " "
+            line
+            for line in difflib.unified_diff(lines_alike, other, n=0, lineterm="")
+            if line[1:2] == " "
         ]
         shown = [
             f"{line[0]} {line[1:].strip()}"
@@ -226,20 +235,20 @@ def test_a_plan_is_the_same_twice(name: str) -> None:
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_word_of_the_command_line_has_its_reason(name: str) -> None:
-    made = SCENARIOS[name]()
-    assert words_of(made.why) == made.argv
-    assert all(reason.why and reason.origin in Origin for reason in made.why)
+    node_plan = SCENARIOS[name]()
+    assert words_of(node_plan.why) == node_plan.argv
+    assert all(reason.why and reason.origin in Origin for reason in node_plan.why)
 
 
 def test_planning_has_no_effects() -> None:
-    """No file, socket, process or directory is touched between the environment and the plan."""
+    """Touch no file, socket, process or directory between the environment and the plan."""
     environments: list[Environment] = [
         environment(MPI, hosts=TWO),
         environment(TORCH, hosts=TWO, devices=EIGHT_GPUS, instance_type="ml.fast.xlarge"),
         environment({"epochs": 1}),
     ]
-    for made in environments:  # lazy imports happen here, before anybody listens
-        plan(made).to_json()
+    for job_environment in environments:  # lazy imports happen here, before anybody listens
+        plan(job_environment).to_json()
     heard: list[str] = []
     listening = [True]
 
@@ -253,9 +262,9 @@ def test_planning_has_no_effects() -> None:
     # A hook cannot be taken away again; emptied of its switch it does nothing.
     sys.addaudithook(listen)
     try:
-        for made in environments:
-            plan(made).to_json()
-            plan(made, "algo-2").to_json() if made.hosts.document else None
+        for job_environment in environments:
+            plan(job_environment).to_json()
+            plan(job_environment, "algo-2").to_json() if job_environment.hosts.document else None
     finally:
         listening.clear()
     assert heard == []
@@ -284,12 +293,14 @@ def test_planning_thousands_of_hosts_is_quick(switch: str, words: tuple[str, str
         "hosts": [*hosts],
         "instance_groups": groups,
     }
-    asked = {switch: "true", "sagemaker_mpi_num_of_processes_per_host": "2"}
-    made = environment(asked, resource_config=MappingProxyType(config))
-    components = MappingProxyType({**made.manifest.components, "tensorflow": "2.18.0"})
-    made = made._replace(manifest=made.manifest._replace(components=components))
+    hyperparameters = {switch: "true", "sagemaker_mpi_num_of_processes_per_host": "2"}
+    job_environment = environment(hyperparameters, resource_config=MappingProxyType(config))
+    components = MappingProxyType({**job_environment.manifest.components, "tensorflow": "2.18.0"})
+    job_environment = job_environment._replace(
+        manifest=job_environment.manifest._replace(components=components)
+    )
     host = "algo-1" if "-np" in words else "algo-4096"
     started = time.process_time()
-    argv = plan(made, host).argv
+    argv = plan(job_environment, host).argv
     assert time.process_time() - started < 1.0
     assert words in set(itertools.pairwise(argv))

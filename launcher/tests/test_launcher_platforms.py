@@ -51,18 +51,18 @@ def planned(variables: Mapping[str, str], mode: str = "", **changes: object) -> 
     """The plan of ``train [--mode MODE]`` on a host with these variables, as
     ``read_environment`` puts it together.
     """
-    found = described(variables)
-    assert not found.problems
-    asked = Invocation(("train.py", "--lr", "1e-3"), mode)
-    made = environment(
-        dict(asked.hyperparameters),
+    description = described(variables)
+    assert not description.problems
+    invocation = Invocation(("train.py", "--lr", "1e-3"), mode)
+    job_environment = environment(
+        dict(invocation.hyperparameters),
         variables={"PATH": "/usr/bin:/bin", **variables},
-        resource_config=found.resource_config,
-        platform=found,
-        invocation=asked,
+        resource_config=description.resource_config,
+        platform=description,
+        invocation=invocation,
         hostname="box",
     )
-    return plan(made._replace(**changes))  # type: ignore[arg-type]
+    return plan(job_environment._replace(**changes))  # type: ignore[arg-type]
 
 
 # --- recognition ----------------------------------------------------------------------------------
@@ -96,10 +96,10 @@ def planned(variables: Mapping[str, str], mode: str = "", **changes: object) -> 
 def test_platform_is_recognised(
     variables: dict[str, str], config: dict[str, object], platform: str, words: str
 ) -> None:
-    found = platforms.describe(Sources(variables, config))  # type: ignore[arg-type]
-    assert found.platform == platform
-    assert words in found.why
-    assert found.problems == ()
+    description = platforms.describe(Sources(variables, config))  # type: ignore[arg-type]
+    assert description.platform == platform
+    assert words in description.why
+    assert description.problems == ()
 
 
 def test_only_the_file_of_a_recognised_platform_is_loaded() -> None:
@@ -144,10 +144,10 @@ def test_only_the_file_of_a_recognised_platform_is_loaded() -> None:
 def test_hosts_of_a_platform(
     variables: dict[str, str], hostname: str, hosts: tuple[str, ...], host: str
 ) -> None:
-    found = described(variables, hostname)
-    assert found.problems == ()
-    assert texts(found.resource_config["hosts"]) == hosts
-    assert found.resource_config["current_host"] == host
+    description = described(variables, hostname)
+    assert description.problems == ()
+    assert texts(description.resource_config["hosts"]) == hosts
+    assert description.resource_config["current_host"] == host
 
 
 def without(variables: dict[str, str], *names: str) -> dict[str, str]:
@@ -199,14 +199,16 @@ def without(variables: dict[str, str], *names: str) -> dict[str, str]:
 def test_incomplete_platform_is_refused_with_all_that_is_missing(
     variables: dict[str, str], words: list[str]
 ) -> None:
-    found = described(variables)
-    shown = "\n".join(map(str, found.problems))
+    description = described(variables)
+    shown = "\n".join(map(str, description.problems))
     assert [word for word in words if word not in shown] == []
-    made = environment(
-        resource_config=found.resource_config, platform=found, problems=found.problems
+    job_environment = environment(
+        resource_config=description.resource_config,
+        platform=description,
+        problems=description.problems,
     )
     with pytest.raises(JobRefusedError) as refused:
-        make_job(made)
+        make_job(job_environment)
     assert refused.value.status == 64
 
 
@@ -248,21 +250,30 @@ def test_what_is_not_a_node_list(listed: str) -> None:
 
 
 def test_leader_of_a_slurm_job_is_its_first_node_and_ports_follow_from_the_job() -> None:
-    made = planned(SLURM_NODE, "torch_distributed")
-    assert made.platform == "slurm"
-    assert made.control is not None
-    assert (made.control.leader, made.control.hosts, made.role) == ("fn1", ("fn1", "fn2"), "worker")
-    assert {"--nnodes=2", "--master-addr=fn1", "--node-rank=1"} <= set(made.argv)
-    assert made.argv[-3:] == ("train.py", "--lr", "1e-3")
+    node_plan = planned(SLURM_NODE, "torch_distributed")
+    assert node_plan.platform == "slurm"
+    assert node_plan.control is not None
+    assert (node_plan.control.leader, node_plan.control.hosts, node_plan.role) == (
+        "fn1",
+        ("fn1", "fn2"),
+        "worker",
+    )
+    assert {"--nnodes=2", "--master-addr=fn1", "--node-rank=1"} <= set(node_plan.argv)
+    assert node_plan.argv[-3:] == ("train.py", "--lr", "1e-3")
     other = described({**SLURM_NODE, "SLURM_JOB_ID": "4712"})
-    ports = {made.control.port, int(made.env["MASTER_PORT"]), other.control_port, other.master_port}
+    ports = {
+        node_plan.control.port,
+        int(node_plan.env["MASTER_PORT"]),
+        other.control_port,
+        other.master_port,
+    }
     assert len(ports) == 4
     assert all(61000 <= port <= 65535 for port in ports)
 
 
 def test_each_task_of_slurm_is_a_rank() -> None:
-    made = planned(SLURM_TASK, "torch_distributed")
-    assert made.argv == ("/usr/bin/python", "train.py", "--lr", "1e-3")
+    node_plan = planned(SLURM_TASK, "torch_distributed")
+    assert node_plan.argv == ("/usr/bin/python", "train.py", "--lr", "1e-3")
     names = (
         "RANK",
         "LOCAL_RANK",
@@ -272,11 +283,11 @@ def test_each_task_of_slurm_is_a_rank() -> None:
         "MASTER_ADDR",
         "SM_CURRENT_HOST",
     )
-    assert [made.env[name] for name in names] == ["3", "1", "4", "2", "1", "fn1", "fn2"]
-    assert made.env["SM_HOSTS"] == '["fn1","fn2"]'
-    assert made.control is not None
-    assert made.control.hosts == ("task 0", "task 1", "task 2", "task 3")
-    assert (made.member, made.rank, made.control.address) == ("task 3", 3, "fn1")
+    assert [node_plan.env[name] for name in names] == ["3", "1", "4", "2", "1", "fn1", "fn2"]
+    assert node_plan.env["SM_HOSTS"] == '["fn1","fn2"]'
+    assert node_plan.control is not None
+    assert node_plan.control.hosts == ("task 0", "task 1", "task 2", "task 3")
+    assert (node_plan.member, node_plan.rank, node_plan.control.address) == ("task 3", 3, "fn1")
 
 
 def test_a_task_that_sees_one_gpu_is_warned() -> None:
@@ -289,9 +300,15 @@ def test_a_task_that_sees_one_gpu_is_warned() -> None:
 
 
 def test_plan_of_another_node_is_that_of_its_first_task() -> None:
-    found = described(SLURM_TASK)
-    made = environment(resource_config=found.resource_config, platform=found, hostname="fn2")
-    assert (plan(made, "fn1").member, plan(made, "fn1").env["RANK"], plan(made).env["RANK"]) == (
+    description = described(SLURM_TASK)
+    job_environment = environment(
+        resource_config=description.resource_config, platform=description, hostname="fn2"
+    )
+    assert (
+        plan(job_environment, "fn1").member,
+        plan(job_environment, "fn1").env["RANK"],
+        plan(job_environment).env["RANK"],
+    ) == (
         "task 0",
         "0",
         "3",
@@ -299,15 +316,19 @@ def test_plan_of_another_node_is_that_of_its_first_task() -> None:
 
 
 def test_tasks_of_one_node_have_a_control_channel() -> None:
-    one = {
+    step_variables = {
         "SLURM_STEP_NODELIST": "fn1",
         "SLURM_STEP_NUM_NODES": "1",
         "SLURM_STEP_TASKS_PER_NODE": "4",
         "SLURM_NODEID": "0",
     }
-    made = planned({**SLURM_TASK, **one, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
-    assert made.control is not None
-    assert (made.role, made.member, made.env["MASTER_ADDR"]) == ("leader", "task 0", "127.0.0.1")
+    node_plan = planned({**SLURM_TASK, **step_variables, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
+    assert node_plan.control is not None
+    assert (node_plan.role, node_plan.member, node_plan.env["MASTER_ADDR"]) == (
+        "leader",
+        "task 0",
+        "127.0.0.1",
+    )
 
 
 def test_mpi_does_not_see_slurm_and_needs_one_task_per_node() -> None:
@@ -343,13 +364,13 @@ def test_program_of_the_command_line_needs_no_files(
     monkeypatch.setattr(
         "trainworks_launcher.contract.names.BASE_DIRECTORY", str(tmp_path / "absent")
     )
-    made = plan(
+    node_plan = plan(
         read_environment({"PATH": "/usr/bin:/bin"}, Invocation(("train.py", "--lr", "1e-3")))
     )
-    assert made.argv[1:] == ("train.py", "--lr", "1e-3")
-    assert made.cwd == str(tmp_path)
-    assert made.env["SM_MODEL_DIR"] == f"{tmp_path}/model"
-    assert made.requirements == ()
+    assert node_plan.argv[1:] == ("train.py", "--lr", "1e-3")
+    assert node_plan.cwd == str(tmp_path)
+    assert node_plan.env["SM_MODEL_DIR"] == f"{tmp_path}/model"
+    assert node_plan.requirements == ()
 
 
 @pytest.mark.parametrize(
@@ -370,12 +391,12 @@ def test_programs_of_the_command_line(
         (tmp_path / name).touch()
     (tmp_path / "tool").chmod(0o755)
     monkeypatch.chdir(tmp_path)
-    made = plan(
+    node_plan = plan(
         read_environment(
             {"PATH": "/usr/bin:/bin", "SAGEMAKER_BASE_DIR": str(tmp_path)}, Invocation(words)
         )
     )
-    assert " ".join(made.argv).endswith(" ".join(argv))
+    assert " ".join(node_plan.argv).endswith(" ".join(argv))
 
 
 @pytest.mark.parametrize(
@@ -415,7 +436,10 @@ def test_the_table_of_platforms_has_their_order_and_their_pages() -> None:
         .partition("| platform |")[2]
         .partition("\n\n")[0]
     )
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    rows = []
+    for line in table.splitlines()[2:]:
+        cells = line.split("|")[1:-1]
+        rows.append([cell.strip() for cell in cells])
     listed = [row[0].strip("`") for row in rows]
     assert listed == list(platforms.PLATFORMS), "in the order in which they count"
     for row in rows:
@@ -438,10 +462,12 @@ def test_plan_names_the_platform(
 
 
 def test_processes_per_host_of_the_command_line() -> None:
-    asked = Invocation(("train.py",), "torch_distributed", 3)
-    made = plan(environment(dict(asked.hyperparameters), invocation=asked, devices=NO_GPU))
-    assert "--nproc-per-node=3" in made.argv
-    assert any("option --processes-per-host" in reason.why for reason in made.why)
+    invocation = Invocation(("train.py",), "torch_distributed", 3)
+    node_plan = plan(
+        environment(dict(invocation.hyperparameters), invocation=invocation, devices=NO_GPU)
+    )
+    assert "--nproc-per-node=3" in node_plan.argv
+    assert any("option --processes-per-host" in reason.why for reason in node_plan.why)
 
 
 @pytest.mark.parametrize(
@@ -461,5 +487,5 @@ def test_a_misspelt_variable_of_the_launcher_is_told(tmp_path: Path, name: str, 
     warnings = read_environment(
         {name: "fail", "SAGEMAKER_BASE_DIR": str(tmp_path), "HOME": str(tmp_path)}
     ).warnings
-    told = f"{name} is none of the launcher's variables; did you mean {meant}?"
-    assert [warning for warning in warnings if name in warning] == ([told] if meant else [])
+    message = f"{name} is none of the launcher's variables; did you mean {meant}?"
+    assert [warning for warning in warnings if name in warning] == ([message] if meant else [])

@@ -1,4 +1,4 @@
-"""The preflight: what a person types on a laptop, and what is answered."""
+"""Test the preflight: a person's command on a laptop, and its answer."""
 
 from __future__ import annotations
 
@@ -111,9 +111,9 @@ def test_it_runs_as_a_command_without_a_container_and_without_the_platforms_file
     tmp_path: Path,
 ) -> None:
     line = words(tmp_path)
-    made = command(*line)
-    assert (made.returncode, made.stderr) == (0, "")
-    assert "ready: the job would start" in made.stdout
+    result = command(*line)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "ready: the job would start" in result.stdout
     twice = command(*line, "--instance-type=ml.p4d.24xlarg")
     assert twice.returncode == 64
     assert "--instance-type is given twice" in twice.stderr
@@ -123,12 +123,12 @@ def test_it_runs_as_a_command_without_a_container_and_without_the_platforms_file
 
 
 def test_its_help_has_every_option() -> None:
-    made = command("--help")
-    assert made.returncode == 0
+    result = command("--help")
+    assert result.returncode == 0
     assert [
-        option.name for option in COMMAND.options if f"  {option.name} " not in made.stdout
+        option.name for option in COMMAND.options if f"  {option.name} " not in result.stdout
     ] == []
-    assert max(len(line) for line in made.stdout.splitlines()) <= 120
+    assert max(len(line) for line in result.stdout.splitlines()) <= 120
 
 
 def test_the_launcher_in_an_image_says_where_preflight_is(tmp_path: Path) -> None:
@@ -144,9 +144,9 @@ def test_the_launcher_in_an_image_says_where_preflight_is(tmp_path: Path) -> Non
             str(image / "trainworks_launcher" / "__main__.py"),
             *words_given,
         )
-        made = subprocess.run(argv, capture_output=True, text=True, timeout=TIME_OUT, check=False)
-        assert (made.returncode, made.stdout) == (64, "")
-        assert "pip install ./launcher && trainworks-preflight" in made.stderr
+        result = subprocess.run(argv, capture_output=True, text=True, timeout=TIME_OUT, check=False)
+        assert (result.returncode, result.stdout) == (64, "")
+        assert "pip install ./launcher && trainworks-preflight" in result.stderr
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
@@ -195,13 +195,13 @@ def test_model_parallel_parameters_may_stand_in_a_file(tmp_path: Path) -> None:
     parallel: Json = {
         "smdistributed": {"modelparallel": {"enabled": True, "parameters": "smp.json"}}
     }
-    made = run(words(tmp_path, {**parallel, "mpi": {"enabled": True, "processes_per_host": 8}}))  # type: ignore[dict-item]
-    assert made.problems == ()
-    assert made.hyperparameters["mp_parameters"] == {"pipeline_parallel_degree": 4, "ddp": True}
+    result = run(words(tmp_path, {**parallel, "mpi": {"enabled": True, "processes_per_host": 8}}))  # type: ignore[dict-item]
+    assert result.problems == ()
+    assert result.hyperparameters["mp_parameters"] == {"pipeline_parallel_degree": 4, "ddp": True}
 
 
 @pytest.mark.parametrize(
-    ("distribution", "more", "said"),
+    ("distribution", "more", "message"),
     [
         (
             {"mpi": {"enabled": True, "processes_per_host": 9}},
@@ -236,11 +236,11 @@ def test_model_parallel_parameters_may_stand_in_a_file(tmp_path: Path) -> None:
     ],
 )
 def test_problems_are_said_before_anything_is_paid_for(
-    tmp_path: Path, distribution: Json, more: tuple[str, ...], said: str
+    tmp_path: Path, distribution: Json, more: tuple[str, ...], message: str
 ) -> None:
     status, text = report(words(tmp_path, distribution, *more), 120)
     assert status == 64
-    assert said in " ".join(text.split())
+    assert message in " ".join(text.split())
     assert "not ready" in text
 
 
@@ -251,8 +251,8 @@ def test_every_problem_of_every_kind_at_once(tmp_path: Path) -> None:
     texts = [str(problem) for problem in result.problems]
     assert len(texts) == 3
     assert "did you mean 'ml.p4d.24xlarge'?" in result.warnings[0]
-    for said in ("did you mean 'train.py'?", "'0' is not a number of hosts"):
-        assert any(said in text for text in texts), texts
+    for message in ("did you mean 'train.py'?", "'0' is not a number of hosts"):
+        assert any(message in text for text in texts), texts
 
 
 def test_a_wrong_dict_and_a_wrong_script_are_both_said(tmp_path: Path) -> None:
@@ -275,10 +275,10 @@ def test_a_source_directory_goes_with_its_script_and_without_one_the_script_goes
     for entry in ("deep/train.py", f"{source}/deep/train.py"):
         line = words(tmp_path, TORCH, "--source-dir", str(source))
         line[line.index("--entry-point") + 1] = entry
-        whole = run(line)
-        assert whole.problems == ()
-        assert whole.plans[0].argv[-1] == "deep/train.py"
-        assert "requirements.txt" in " ".join(whole.plans[0].requirements)
+        result = run(line)
+        assert result.problems == ()
+        assert result.plans[0].argv[-1] == "deep/train.py"
+        assert "requirements.txt" in " ".join(result.plans[0].requirements)
     alone = words(tmp_path)
     alone[alone.index("--entry-point") + 1] = f"{source}/deep/train.py"
     assert run(alone).plans[0].requirements == ()
@@ -298,14 +298,14 @@ def test_what_the_platform_does_not_take_is_a_warning(tmp_path: Path) -> None:
 def test_instance_groups(tmp_path: Path) -> None:
     groups = ("--instance-group", "gpu=ml.p4d.24xlarge:2", "--instance-group", "cpu=ml.c5.xlarge:3")
     mpi: Json = {"mpi": {"enabled": True, "processes_per_host": 8}, "instance_groups": ["gpu"]}
-    made = run(words(tmp_path, mpi, *groups, kind=""))
-    assert made.problems == ()
-    assert [(plan.host, bool(plan.argv)) for plan in made.plans] == [
+    result = run(words(tmp_path, mpi, *groups, kind=""))
+    assert result.problems == ()
+    assert [(plan.host, bool(plan.argv)) for plan in result.plans] == [
         ("algo-1", True),
         ("algo-2", False),
         ("algo-3", True),
     ]
-    assert made.plans[2].env["SM_CURRENT_INSTANCE_TYPE"] == "ml.c5.xlarge"
+    assert result.plans[2].env["SM_CURRENT_INSTANCE_TYPE"] == "ml.c5.xlarge"
 
 
 @pytest.mark.parametrize(
@@ -322,9 +322,9 @@ def test_parameter_servers_are_those_of_the_framework(
         framework,
         kind="ml.p3.2xlarge",
     )
-    made = run(line)
-    assert made.problems == ()
-    assert variable in made.plans[0].env
+    result = run(line)
+    assert result.problems == ()
+    assert variable in result.plans[0].env
     text = report(line)[1]
     assert ("beside it: TensorFlow parameter server" in text) == (framework == "tensorflow")
     assert max(map(len, text.split("(worker)")[1].splitlines())) <= 100
@@ -342,10 +342,10 @@ def test_an_image_manifest_says_what_is_not_there(tmp_path: Path) -> None:
     }
     (tmp_path / "image.json").write_text(json.dumps(manifest), encoding="utf-8")
     option = ("--image-manifest", f"{tmp_path}/image.json")
-    made = run(words(tmp_path, TORCH, *option))
-    assert made.problems == ()
-    assert any("NCCL talks TCP between hosts" in warning for warning in made.warnings)
-    assert "8 GPU(s) of ml.p4d.24xlarge would be idle" in advice_of(made)["image without CUDA"]
+    result = run(words(tmp_path, TORCH, *option))
+    assert result.problems == ()
+    assert any("NCCL talks TCP between hosts" in warning for warning in result.warnings)
+    assert "8 GPU(s) of ml.p4d.24xlarge would be idle" in advice_of(result)["image without CUDA"]
     assert "mpirun is not installed" in str(
         run(words(tmp_path, {"mpi": {"enabled": True}}, *option)).problems[0]
     )
@@ -460,10 +460,10 @@ def test_an_image_for_other_processors_is_a_problem(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     option = ("--image-manifest", str(manifest))
-    said = [str(problem) for problem in run(words(tmp_path, TORCH, *option, kind=kind)).problems]
-    assert not [words for words in said if "processors" in words]
-    said = [str(problem) for problem in run(words(tmp_path, TORCH, *option)).problems]
-    assert [words for words in said if "has amd64 processors, and the image is for arm64" in words]
+    texts = [str(problem) for problem in run(words(tmp_path, TORCH, *option, kind=kind)).problems]
+    assert not [words for words in texts if "processors" in words]
+    texts = [str(problem) for problem in run(words(tmp_path, TORCH, *option)).problems]
+    assert [words for words in texts if "has amd64 processors, and the image is for arm64" in words]
     # Graviton types are none of SageMaker training's: no family of the table
     # takes one for a host like others.
     assert (
@@ -558,11 +558,11 @@ def test_a_job_of_smddp_gets_the_tips_for_it(tmp_path: Path) -> None:
 
 
 def test_a_job_of_smp_gets_the_tips_for_it(tmp_path: Path) -> None:
-    found = tips_of(run(words(tmp_path, SMP)))
-    assert "data loaders: num_workers=0" in found
-    assert "torch.cuda.set_device(smp.local_rank()) first" in found
-    assert "in the step: forward and model.backward; outside: batches, optimizer.step()" in found
-    assert "layers that follow each other belong into a Sequential" in found
+    tips = tips_of(run(words(tmp_path, SMP)))
+    assert "data loaders: num_workers=0" in tips
+    assert "torch.cuda.set_device(smp.local_rank()) first" in tips
+    assert "in the step: forward and model.backward; outside: batches, optimizer.step()" in tips
+    assert "layers that follow each other belong into a Sequential" in tips
     assert "data loaders: num_workers=0" not in tips_of(
         run(words(tmp_path, SMP, kind="ml.p4de.24xlarge"))
     )
@@ -590,7 +590,7 @@ def test_each_tip_is_a_line_with_a_link_to_a_section_of_the_page(
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         pytest.param("One region and one availability zone", id="zone"),
         pytest.param("the file system's subnets and a security group", id="fsx-vpc"),
@@ -607,8 +607,8 @@ def test_each_tip_is_a_line_with_a_link_to_a_section_of_the_page(
         pytest.param("A Sequential for layers", id="sequential"),
     ],
 )
-def test_the_page_of_tips_says(said: str) -> None:
-    assert said in PAGE_OF_TIPS
+def test_the_page_of_tips_says(message: str) -> None:
+    assert message in PAGE_OF_TIPS
 
 
 def test_the_figures_of_the_page_are_right() -> None:

@@ -13,8 +13,8 @@ DIES = "raise ValueError('loss is nan')\n"
 
 
 def dies(after: str = "", before: str = "", death: str = DIES) -> str:
-    """A script that dies, and what its libraries print to the standard error
-    before and after that.
+    """Return a script that dies, with its libraries' output to the standard error before and after
+    that.
     """
     return (
         f"{IMPORTS}os.write(2, {before.encode()!r})\n"

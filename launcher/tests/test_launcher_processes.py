@@ -1,4 +1,4 @@
-"""The launcher as it runs: real processes, real sockets, two hosts on loopback addresses."""
+"""Test the launcher as it runs: real processes, real sockets, two hosts on loopback addresses."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ while True:
 def run(
     base: Path, script: str, *, variables: Mapping[str, str] | None = None, **hyperparameters: Json
 ) -> Launcher:
-    """One host's job, to its end."""
+    """Run one host's job to its end; return its launcher."""
     write_inputs(base, script, hyperparameters, {})
     with Launcher(base, variables=variables) as launcher:
         launcher.status = launcher.wait()
@@ -70,35 +70,39 @@ def run(
 
 
 def test_success(tmp_path: Path) -> None:
-    made = run(tmp_path, "import sys, os; print(sys.argv, os.environ['SM_HP_EPOCHS'])", epochs="3")
-    assert made.status == 0
-    assert "['train.py', '--epochs', '3'] 3" in made.text
-    assert made.succeeded
-    assert made.failure == ""
+    launcher = run(
+        tmp_path, "import sys, os; print(sys.argv, os.environ['SM_HP_EPOCHS'])", epochs="3"
+    )
+    assert launcher.status == 0
+    assert "['train.py', '--epochs', '3'] 3" in launcher.text
+    assert launcher.succeeded
+    assert launcher.failure == ""
 
 
 def test_the_scripts_own_status(tmp_path: Path) -> None:
-    made = run(tmp_path, "raise SystemExit(42)")
-    assert made.status == 42
-    assert made.failure == f"train.py on host {os.uname().nodename} (mode none): exit status 42"
-    assert not made.succeeded
+    launcher = run(tmp_path, "raise SystemExit(42)")
+    assert launcher.status == 42
+    assert launcher.failure == f"train.py on host {os.uname().nodename} (mode none): exit status 42"
+    assert not launcher.succeeded
 
 
 def test_death_by_signal(tmp_path: Path) -> None:
-    made = run(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-    assert made.status == 137
-    assert "killed by SIGKILL (exit status 137" in made.failure
+    launcher = run(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    assert launcher.status == 137
+    assert "killed by SIGKILL (exit status 137" in launcher.failure
 
 
 def test_the_failure_text_leads_with_the_cause(tmp_path: Path) -> None:
-    made = run(
+    launcher = run(
         tmp_path,
         "def deep(n):\n    if n: deep(n - 1)\n    raise ValueError('größe ' * 3)\ndeep(9)\n",
     )
-    assert made.status == 1
-    assert made.failure.startswith("ValueError: größe größe größe\ntrain.py on host")
-    assert made.failure.endswith("raise ValueError('größe ' * 3)\nValueError: größe größe größe ")
-    assert len(made.failure) <= 1024
+    assert launcher.status == 1
+    assert launcher.failure.startswith("ValueError: größe größe größe\ntrain.py on host")
+    assert launcher.failure.endswith(
+        "raise ValueError('größe ' * 3)\nValueError: größe größe größe "
+    )
+    assert len(launcher.failure) <= 1024
 
 
 def test_a_failure_text_of_the_users_own_is_kept(tmp_path: Path) -> None:
@@ -108,8 +112,8 @@ def test_a_failure_text_of_the_users_own_is_kept(tmp_path: Path) -> None:
         "raise SystemExit(3)"
     )
     (tmp_path / "output").mkdir()
-    made = run(tmp_path, script)
-    assert (made.status, made.failure) == (3, "my own words")
+    launcher = run(tmp_path, script)
+    assert (launcher.status, launcher.failure) == (3, "my own words")
 
 
 OWN_WORDS = "open(os.environ['SM_OUTPUT_DIR'] + '/failure', 'w').write({words})"
@@ -120,13 +124,13 @@ def test_a_failure_text_of_the_users_own_is_shortened_to_what_the_platform_shows
 ) -> None:
     (tmp_path / "output").mkdir()
     words = "'the cause: ' + 'x' * 2_000_000 + ' the end'"
-    made = run(tmp_path, f"import os\n{OWN_WORDS.format(words=words)}\nraise SystemExit(3)")
-    assert len(made.failure) == 1024
-    assert made.failure.startswith("the cause: x")
-    assert made.failure.endswith("x the end")
+    launcher = run(tmp_path, f"import os\n{OWN_WORDS.format(words=words)}\nraise SystemExit(3)")
+    assert len(launcher.failure) == 1024
+    assert launcher.failure.startswith("the cause: x")
+    assert launcher.failure.endswith("x the end")
     assert (
         json.loads((tmp_path / "output/failure.json").read_text(encoding="utf-8"))["text"]
-        == made.failure
+        == launcher.failure
     )
 
 
@@ -134,17 +138,17 @@ def test_a_failure_text_of_the_users_own_is_shortened_to_what_the_platform_shows
 def test_a_secret_in_a_failure_text_of_the_users_own_is_masked(
     tmp_path: Path, padding: int
 ) -> None:
-    """Also one that would be cut in two where the text is shortened."""
+    """Redact also a secret that would be cut in two where the text is shortened."""
     (tmp_path / "output").mkdir()
     words = f"'x' * {padding} + ' no login with ' + os.environ['HUB_TOKEN'] + ' ' + 'y' * {padding}"
     write_inputs(
         tmp_path, f"import os\n{OWN_WORDS.format(words=words)}\nraise SystemExit(3)", {}, {}
     )
-    with Launcher(tmp_path, variables={"HUB_TOKEN": "s3cr3t-value"}) as made:
-        assert made.wait() == 3
-    assert "s3cr3t" not in made.failure
+    with Launcher(tmp_path, variables={"HUB_TOKEN": "s3cr3t-value"}) as launcher:
+        assert launcher.wait() == 3
+    assert "s3cr3t" not in launcher.failure
     assert "s3cr3t" not in (tmp_path / "output/failure.json").read_text(encoding="utf-8")
-    assert "no login with ******" in made.failure or padding == 2000
+    assert "no login with ******" in launcher.failure or padding == 2000
 
 
 @pytest.mark.parametrize(
@@ -163,7 +167,8 @@ def test_a_reader_that_went_before_the_first_line_does_not_change_the_status(
     )
     os.close(writer)
     assert done.returncode == status
-    assert (tmp_path / "output" / ("failure" if status else "success")).exists()
+    outcome_name = "failure" if status else "success"
+    assert (tmp_path / "output" / outcome_name).exists()
 
 
 @pytest.mark.parametrize(
@@ -186,7 +191,8 @@ def test_standard_streams_may_be_closed(
         (*command, main), env=env, stdout=subprocess.PIPE, timeout=TIME_OUT, check=False
     )
     assert done.returncode == status
-    assert (tmp_path / "output" / ("failure" if status else "success")).exists()
+    outcome_name = "failure" if status else "success"
+    assert (tmp_path / "output" / outcome_name).exists()
     refused = subprocess.run(
         (*command, main, "--plam"), env=env, stdout=subprocess.PIPE, timeout=TIME_OUT, check=False
     )
@@ -202,15 +208,15 @@ def test_files_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
 
 
 def test_refused_inputs_start_nothing_and_say_so_in_the_failure_file(tmp_path: Path) -> None:
-    made = run(
+    launcher = run(
         tmp_path,
         "print('started')",
         sagemaker_mpi_enabled="true",
         sagemaker_torch_distributed_enabled="true",
     )
-    assert made.status == 64
-    assert "both switched on" in made.failure
-    assert "started" not in made.text
+    assert launcher.status == 64
+    assert "both switched on" in launcher.failure
+    assert "started" not in launcher.text
 
 
 def test_output_is_streamed_byte_for_byte(tmp_path: Path) -> None:
@@ -222,53 +228,53 @@ def test_output_is_streamed_byte_for_byte(tmp_path: Path) -> None:
         {},
         {},
     )
-    with Launcher(tmp_path, stderr=subprocess.DEVNULL) as made:
-        assert made.wait() == 0
-    assert made.output == data
+    with Launcher(tmp_path, stderr=subprocess.DEVNULL) as launcher:
+        assert launcher.wait() == 0
+    assert launcher.output == data
 
 
 def test_a_reader_that_goes_away_does_not_stop_the_job(tmp_path: Path) -> None:
     write_inputs(tmp_path, "for i in range(30000): print('line', i)", {}, {})
-    with Launcher(tmp_path, stderr=subprocess.DEVNULL) as made:
-        made.read_until("line 10")
-        assert made.process.stdout is not None
-        made.process.stdout.close()
-        assert made.process.wait(TIME_OUT) == 0
-    assert made.succeeded
+    with Launcher(tmp_path, stderr=subprocess.DEVNULL) as launcher:
+        launcher.read_until("line 10")
+        assert launcher.process.stdout is not None
+        launcher.process.stdout.close()
+        assert launcher.process.wait(TIME_OUT) == 0
+    assert launcher.succeeded
 
 
-@pytest.mark.parametrize(("status", "kept"), [(0, False), (7, True)])
+@pytest.mark.parametrize(("status", "is_kept"), [(0, False), (7, True)])
 def test_sigterm_reaches_the_script_which_has_its_grace(
-    tmp_path: Path, status: int, kept: bool
+    tmp_path: Path, status: int, is_kept: bool
 ) -> None:
     write_inputs(tmp_path, WAIT_FOR_TERM.replace("STATUS", str(status)), {}, {})
-    with Launcher(tmp_path) as made:
-        made.read_until("ready")
-        made.process.send_signal(signal.SIGTERM)
-        assert made.wait() == status
-    assert "saw SIGTERM" in made.text
-    assert f"job stopped (exit status {status}" in made.text
-    assert made.failure.startswith("stopped by SIGTERM") is kept
-    assert not made.succeeded
+    with Launcher(tmp_path) as launcher:
+        launcher.read_until("ready")
+        launcher.process.send_signal(signal.SIGTERM)
+        assert launcher.wait() == status
+    assert "saw SIGTERM" in launcher.text
+    assert f"job stopped (exit status {status}" in launcher.text
+    assert launcher.failure.startswith("stopped by SIGTERM") is is_kept
+    assert not launcher.succeeded
 
 
 def test_who_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
     write_inputs(tmp_path, IGNORE_TERM, {}, {})
-    with Launcher(tmp_path, variables={"TRAINWORKS_STOP_GRACE_SECONDS": "0.3"}) as made:
-        made.read_until("ready")
-        made.process.send_signal(signal.SIGTERM)
-        assert made.wait() == 137
-    assert "TRAINWORKS_STOP_GRACE_SECONDS=0.3 is over: KILL" in made.text
-    assert made.failure.startswith("stopped by SIGTERM")
+    with Launcher(tmp_path, variables={"TRAINWORKS_STOP_GRACE_SECONDS": "0.3"}) as launcher:
+        launcher.read_until("ready")
+        launcher.process.send_signal(signal.SIGTERM)
+        assert launcher.wait() == 137
+    assert "TRAINWORKS_STOP_GRACE_SECONDS=0.3 is over: KILL" in launcher.text
+    assert launcher.failure.startswith("stopped by SIGTERM")
 
 
 def test_what_the_script_leaves_behind_is_ended(tmp_path: Path) -> None:
     script = (
         "import subprocess\nprint('pid', subprocess.Popen(['sleep', '300']).pid, 'end', flush=True)"
     )
-    made = run(tmp_path, script)
-    assert made.status == 0
-    pid = int(made.text.partition("pid ")[2].split()[0])
+    launcher = run(tmp_path, script)
+    assert launcher.status == 0
+    pid = int(launcher.text.partition("pid ")[2].split()[0])
     state = Path(f"/proc/{pid}/stat")
     assert (
         not state.exists() or state.read_text(encoding="ascii").rpartition(")")[2].split()[0] == "Z"
@@ -284,9 +290,9 @@ def test_a_daemon_in_a_session_of_its_own_with_an_empty_environment_is_ended(
         "subprocess.run(['setsid', '-f', 'env', '-i', 'sh', '-c', 'echo daemon $$ end;"
         " exec sleep 300 >&- 2>&-'])\n"
     )
-    made = run(tmp_path, script)
-    assert made.status == 0
-    assert not Path(f"/proc/{made.text.partition('daemon ')[2].split()[0]}").exists()
+    launcher = run(tmp_path, script)
+    assert launcher.status == 0
+    assert not Path(f"/proc/{launcher.text.partition('daemon ')[2].split()[0]}").exists()
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link to a device", "link", "directory"])
@@ -294,24 +300,22 @@ def test_a_failure_file_that_is_not_a_file_is_replaced(tmp_path: Path, kind: str
     (tmp_path / "output").mkdir()
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_text("not ours", encoding="utf-8")
-    made = {
+    statement = {
         "pipe": "os.mkfifo(p)",
         "link to a device": "os.symlink('/dev/zero', p)",
         "link": f"os.symlink({str(elsewhere)!r}, p)",
         "directory": "os.mkdir(p)",
     }[kind]
-    found = run(
-        tmp_path,
-        f"import os\np = os.environ['SM_OUTPUT_DIR'] + '/failure'\n{made}\nraise SystemExit(3)",
-    )
-    assert found.status == 3
+    place = "p = os.environ['SM_OUTPUT_DIR'] + '/failure'"
+    launcher = run(tmp_path, f"import os\n{place}\n{statement}\nraise SystemExit(3)")
+    assert launcher.status == 3
     assert elsewhere.read_text(encoding="utf-8") == "not ours"
     if kind == "directory":
-        assert "cannot write below" in found.text
+        assert "cannot write below" in launcher.text
     elif kind == "link":
-        assert found.failure == "not ours"
+        assert launcher.failure == "not ours"
     else:
-        assert found.failure.startswith("train.py on host ")
+        assert launcher.failure.startswith("train.py on host ")
         assert not (tmp_path / "output/failure").is_symlink()
 
 
@@ -320,9 +324,9 @@ def test_nothing_is_left_in_the_temporary_directory(tmp_path: Path) -> None:
         "import os; print(sorted(os.listdir(os.environ['TRAINWORKS_RUNTIME_DIRECTORY'])),"
         " os.environ['TMPDIR'])"
     )
-    made = run(tmp_path, script)
+    launcher = run(tmp_path, script)
     scratch = (tmp_path / "tmp").resolve()
-    assert f"\n[] {scratch}\n" in made.text
+    assert f"\n[] {scratch}\n" in launcher.text
     assert list(scratch.iterdir()) == []
 
 
@@ -330,7 +334,7 @@ def test_nothing_is_left_in_the_temporary_directory(tmp_path: Path) -> None:
 def test_without_a_directory_for_temporary_files_the_job_is_refused(
     tmp_path: Path, memory: bool
 ) -> None:
-    """Only the results can be written, and in Docker /dev/shm too.
+    """Make only the results writable, and in Docker /dev/shm too.
 
     Never is anything put into the user's code.
     """
@@ -347,18 +351,18 @@ def test_without_a_directory_for_temporary_files_the_job_is_refused(
     lines += [f"mountpoint -q {path} || mount --bind {path} {path}" for path in read_only]
     lines += [f"mount -o remount,ro,bind {path}" for path in read_only]
     setup = "\n".join(["set -e", *lines, f"cd {tmp_path}/code", 'exec "$@"'])
-    with Launcher(tmp_path, prefix=("unshare", "--mount", "sh", "-c", setup, "sh")) as made:
-        status = made.wait()
-    assert status == (0 if memory else 65), made.text
-    assert "Traceback" not in made.text
+    with Launcher(tmp_path, prefix=("unshare", "--mount", "sh", "-c", setup, "sh")) as launcher:
+        status = launcher.wait()
+    assert status == (0 if memory else 65), launcher.text
+    assert "Traceback" not in launcher.text
     assert not list((tmp_path / "code").glob("trainworks-*"))
     if memory:
-        assert "in /dev/shm/trainworks-" in made.text
+        assert "in /dev/shm/trainworks-" in launcher.text
     else:
-        assert made.failure.startswith(
+        assert launcher.failure.startswith(
             "cannot start the job: no directory for temporary files can be written ("
         )
-        assert "docker run --tmpfs /tmp" in made.failure
+        assert "docker run --tmpfs /tmp" in launcher.failure
 
 
 def test_requirements_that_cannot_be_installed_name_themselves(tmp_path: Path) -> None:
@@ -366,12 +370,12 @@ def test_requirements_that_cannot_be_installed_name_themselves(tmp_path: Path) -
     (tmp_path / "code/requirements.txt").write_text("./absent-package\n", encoding="utf-8")
     programs = {"python": sys.executable}
     manifest = write_manifest(tmp_path / "image.json", programs)
-    with Launcher(tmp_path, variables={"TRAINWORKS_IMAGE_MANIFEST": str(manifest)}) as made:
-        assert made.wait() == 65
-    reason, place = made.failure.splitlines()[:2]
+    with Launcher(tmp_path, variables={"TRAINWORKS_IMAGE_MANIFEST": str(manifest)}) as launcher:
+        assert launcher.wait() == 65
+    reason, place = launcher.failure.splitlines()[:2]
     assert "absent-package" in reason
     assert place.startswith("installing requirements.txt on host")
-    assert "started" not in made.text.replace("cannot be started", "")
+    assert "started" not in launcher.text.replace("cannot be started", "")
 
 
 @pytest.mark.parametrize(
@@ -392,26 +396,26 @@ def test_a_script_that_cannot_be_started_is_told_what_is_wrong_with_it(
     write_inputs(tmp_path, "", {"sagemaker_program": "run.sh"}, {})
     (tmp_path / "code/run.sh").write_bytes(script)
     (tmp_path / "code/run.sh").chmod(0o755)
-    with Launcher(tmp_path) as made:
-        assert made.wait() == 65
-    assert words in made.failure
-    assert made.failure.startswith(f"cannot start ./run.sh in {tmp_path}/code: ")
+    with Launcher(tmp_path) as launcher:
+        assert launcher.wait() == 65
+    assert words in launcher.failure
+    assert launcher.failure.startswith(f"cannot start ./run.sh in {tmp_path}/code: ")
 
 
 @pytest.mark.parametrize("name", ["run.sh", "run"])
 def test_a_script_without_a_first_line_for_the_kernel_is_run_by_sh(
     tmp_path: Path, name: str
 ) -> None:
-    """With the execute bit.
+    """Give the script the execute bit.
 
-    As `/bin/sh -c ./run.sh` runs it, with which sagemaker-training starts scripts.
+    As `/bin/sh -c ./run.sh` does, with which sagemaker-training starts scripts.
     """
     write_inputs(tmp_path, "", {"sagemaker_program": name, "lr": "0.1"}, {})
     (tmp_path / "code" / name).write_bytes(b'echo "started $0 with $*"\nexit 4\n')
     (tmp_path / "code" / name).chmod(0o755)
-    with Launcher(tmp_path) as made:
-        assert made.wait() == 4
-    assert f"started ./{name} with --lr 0.1\n" in made.text
+    with Launcher(tmp_path) as launcher:
+        assert launcher.wait() == 4
+    assert f"started ./{name} with --lr 0.1\n" in launcher.text
 
 
 def pack(path: Path, members: Mapping[str, bytes], *, link: str = "") -> str:
@@ -433,10 +437,10 @@ def test_code_comes_from_an_archive_and_wins_over_what_is_there(tmp_path: Path) 
         tmp_path / "sourcedir.tar.gz",
         {"train.py": b"import helper", "helper.py": b"print('from archive')"},
     )
-    made = run(tmp_path, "print('baked in')", sagemaker_submit_directory=archive)
-    assert made.status == 0
-    assert "from archive" in made.text
-    assert "baked in" not in made.text
+    launcher = run(tmp_path, "print('baked in')", sagemaker_submit_directory=archive)
+    assert launcher.status == 0
+    assert "from archive" in launcher.text
+    assert "baked in" not in launcher.text
 
 
 @pytest.mark.parametrize(
@@ -451,36 +455,36 @@ def test_an_archive_cannot_write_outside(
     tmp_path: Path, members: dict[str, bytes], link: str, words: str
 ) -> None:
     archive = pack(tmp_path / "sourcedir.tar.gz", {"train.py": b"", **members}, link=link)
-    made = run(tmp_path, "", sagemaker_submit_directory=archive)
-    assert made.status == 64
-    assert words in made.failure
+    launcher = run(tmp_path, "", sagemaker_submit_directory=archive)
+    assert launcher.status == 64
+    assert words in launcher.failure
     assert not (tmp_path / "outside.py").exists()
 
 
 def test_a_shell_script_gets_its_arguments_unsplit(tmp_path: Path) -> None:
     write_inputs(tmp_path, "", {"sagemaker_program": "run.sh", "text": "a  b; $HOME"}, {})
     (tmp_path / "code/run.sh").write_text('printf "<%s>" "$@"\n', encoding="utf-8")
-    with Launcher(tmp_path) as made:
-        assert made.wait() == 0
-    assert "<--text><a  b; $HOME>" in made.text
+    with Launcher(tmp_path) as launcher:
+        assert launcher.wait() == 0
+    assert "<--text><a  b; $HOME>" in launcher.text
 
 
 def test_anything_but_train_is_executed_as_given(tmp_path: Path) -> None:
-    with Launcher(tmp_path, "printf", "%s", "a  b") as made:
-        assert made.wait() == 0
-    assert made.text == "a  b"
-    with Launcher(tmp_path, "no-such-program") as made:
-        assert made.wait() == 127
-    assert "cannot execute 'no-such-program'" in made.text
+    with Launcher(tmp_path, "printf", "%s", "a  b") as launcher:
+        assert launcher.wait() == 0
+    assert launcher.text == "a  b"
+    with Launcher(tmp_path, "no-such-program") as launcher:
+        assert launcher.wait() == 127
+    assert "cannot execute 'no-such-program'" in launcher.text
 
 
 def test_plan_prints_json_and_runs_nothing(tmp_path: Path) -> None:
     write_inputs(tmp_path, "print('started')", {}, {"hosts": list(HOSTS), "current_host": LEADER})
     for arguments, host in ((("--plan",), LEADER), (("train", "--plan", "--host", WORKER), WORKER)):
-        with Launcher(tmp_path, *arguments) as made:
-            assert made.wait() == 0
-        assert json.loads(made.text)["host"] == host
-        assert "started" not in made.text
+        with Launcher(tmp_path, *arguments) as launcher:
+            assert launcher.wait() == 0
+        assert json.loads(launcher.text)["host"] == host
+        assert "started" not in launcher.text
     assert not (tmp_path / "output").exists()
 
 
@@ -496,7 +500,7 @@ def two_hosts(
 ) -> Iterator[tuple[Launcher, Launcher]]:
     """A leader and a worker, started together."""
     shared = {"TRAINWORKS_CONTROL_PORT": str(free_port()), **(variables or {})}
-    made = []
+    launchers = []
     with contextlib.ExitStack() as stack:
         for host in HOSTS if worker else HOSTS[:1]:
             base = tmp_path / host
@@ -506,8 +510,8 @@ def two_hosts(
                 "network_interface_name": "lo",
             }
             write_inputs(base, script, hyperparameters or {}, config)
-            made.append(stack.enter_context(Launcher(base, variables=shared)))
-        yield made[0], made[-1]
+            launchers.append(stack.enter_context(Launcher(base, variables=shared)))
+        yield launchers[0], launchers[-1]
 
 
 def test_two_hosts_succeed_together_each_with_its_own_name(tmp_path: Path) -> None:
@@ -593,7 +597,7 @@ def test_a_host_that_is_silent_counts_as_lost(tmp_path: Path) -> None:
 def test_a_refusal_on_one_host_is_the_end_of_the_others_at_once(
     tmp_path: Path, refusing: int
 ) -> None:
-    """Its code is missing there: the others must not wait for it until the join time-out."""
+    """Remove the code of one host: the others must not wait for it until the join time-out."""
     launchers = []
     variables = {"TRAINWORKS_CONTROL_PORT": str(free_port())}
     with contextlib.ExitStack() as stack:
@@ -626,10 +630,10 @@ def test_a_host_that_never_comes_is_named(tmp_path: Path) -> None:
 def test_a_leader_that_never_comes_is_named(tmp_path: Path) -> None:
     write_inputs(tmp_path, "", {}, {"hosts": list(HOSTS), "current_host": WORKER})
     variables = {"TRAINWORKS_JOIN_LIMIT_SECONDS": "1", "TRAINWORKS_CONTROL_PORT": str(free_port())}
-    with Launcher(tmp_path, variables=variables) as made:
-        assert made.wait() == 66
-    assert f"the leader {LEADER} did not answer on port" in made.failure
-    assert "refused" in made.failure
+    with Launcher(tmp_path, variables=variables) as launcher:
+        assert launcher.wait() == 66
+    assert f"the leader {LEADER} did not answer on port" in launcher.failure
+    assert "refused" in launcher.failure
 
 
 @pytest.mark.parametrize("stopped", [0, 1])
@@ -674,13 +678,13 @@ def test_torchrun_gets_its_words_on_each_host(tmp_path: Path) -> None:
     manifest = write_manifest(
         tmp_path / "image.json", {"python": sys.executable, "torchrun": str(torchrun)}
     )
-    asked: dict[str, Json] = {
+    hyperparameters: dict[str, Json] = {
         "sagemaker_torch_distributed_enabled": "true",
         "sagemaker_mpi_num_of_processes_per_host": "2",
         "epochs": "3",
     }
     variables = {"TRAINWORKS_IMAGE_MANIFEST": str(manifest)}
-    with two_hosts(tmp_path, "", hyperparameters=asked, variables=variables) as launchers:
+    with two_hosts(tmp_path, "", hyperparameters=hyperparameters, variables=variables) as launchers:
         assert [launcher.wait() for launcher in launchers] == [0, 0]
     for rank, launcher in enumerate(launchers):
         words = (
@@ -723,8 +727,8 @@ def test_the_leader_says_that_the_hosts_have_come_while_they_install(tmp_path: P
 
 # --- PID 1 ----------------------------------------------------------------------------------------
 def test_as_process_one_it_reaps_forwards_and_keeps_the_status(tmp_path: Path) -> None:
-    """In a PID namespace of its own: orphans are reaped, SIGTERM reaches the
-    script, the status is the script's.
+    """Run in a PID namespace of its own: orphans are reaped, SIGTERM reaches the script, the status
+    is the script's.
 
     A zombie that stays keeps the script from its end, and SIGKILL comes after 5 s.
     """
@@ -753,16 +757,16 @@ def test_as_process_one_it_reaps_forwards_and_keeps_the_status(tmp_path: Path) -
     )
     write_inputs(tmp_path, script, {}, {})
     prefix = ("unshare", "--fork", "--pid", "--mount-proc", "--kill-child=SIGTERM")
-    with Launcher(tmp_path, prefix=prefix) as made:
-        made.read_until("ready")
-        made.signal_process_one(signal.SIGTERM)
-        assert made.wait() == 5
-    assert "parent is 1" in made.text
-    assert "no zombies" in made.text
+    with Launcher(tmp_path, prefix=prefix) as launcher:
+        launcher.read_until("ready")
+        launcher.signal_process_one(signal.SIGTERM)
+        assert launcher.wait() == 5
+    assert "parent is 1" in launcher.text
+    assert "no zombies" in launcher.text
 
 
 def test_the_entry_point_runs_from_its_place_in_an_image(tmp_path: Path) -> None:
-    """bin/train beside lib/, whatever PYTHONPATH says."""
+    """Run bin/train beside lib/, with a foreign PYTHONPATH."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "lib").mkdir()
     (tmp_path / "bin/train").write_bytes((REPOSITORY / "launcher/entrypoint/train").read_bytes())
@@ -780,7 +784,7 @@ def test_the_entry_point_runs_from_its_place_in_an_image(tmp_path: Path) -> None
     assert (done.returncode, done.stdout.decode()) == (0, "trainworks-launcher 0.1.0\n")
 
 
-# --- what the end of a job may not wait for -------------------------------------------------------
+# --- the end of a job waits for none of these ----------------------------------------------------
 AUDITED = """
 import os, runpy, sys
 log = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -807,9 +811,9 @@ def test_the_end_of_a_job_reads_no_environment_of_a_process(tmp_path: Path) -> N
         " exec sleep 300 >&- 2>&-'])\n"
     )
     write_inputs(tmp_path, script, {}, {})
-    with Launcher(tmp_path, program=program) as made:
-        assert made.wait() == 0, made.text
-    assert not Path(f"/proc/{made.text.partition('daemon ')[2].split()[0]}").exists()
+    with Launcher(tmp_path, program=program) as launcher:
+        assert launcher.wait() == 0, launcher.text
+    assert not Path(f"/proc/{launcher.text.partition('daemon ')[2].split()[0]}").exists()
     files = opened.read_text(encoding="utf-8").splitlines()
     assert any(file.endswith("/stat") for file in files)
     assert [
@@ -861,20 +865,20 @@ def test_pythonhome_of_another_python_is_left_out_with_a_line(tmp_path: Path, mo
     variables = {"PYTHONHOME": "/opt/another/python", "PATH": os.environ["PATH"]}
     if mode == "none":
         write_inputs(tmp_path, HOME, {}, {})
-        made = Launcher(tmp_path, variables=variables)
+        launcher = Launcher(tmp_path, variables=variables)
     else:
-        made = ranks(tmp_path, HOME, 2, variables=variables)
-    with made:
-        assert made.wait() == 0, made.text
-    assert made.text.count("home None\n") == (1 if mode == "none" else 2)
+        launcher = ranks(tmp_path, HOME, 2, variables=variables)
+    with launcher:
+        assert launcher.wait() == 0, launcher.text
+    assert launcher.text.count("home None\n") == (1 if mode == "none" else 2)
     assert (
         "warning: left out PYTHONHOME=/opt/another/python: it is of another Python than "
-        in made.text
+        in launcher.text
     )
 
 
 def test_pythonhome_of_the_jobs_own_python_stays(tmp_path: Path) -> None:
-    """An image may set it for its own Python, wherever that is."""
+    """An image may set PYTHONHOME for its own Python, in any place."""
     home = tmp_path / "python"
     (home / "bin").mkdir(parents=True)
     program = home / "bin/python"
@@ -886,7 +890,7 @@ def test_pythonhome_of_the_jobs_own_python_stays(tmp_path: Path) -> None:
     manifest = write_manifest(tmp_path / "image.json", {"python": str(program)})
     write_inputs(tmp_path, HOME, {}, {})
     variables = {"PYTHONHOME": str(home), "TRAINWORKS_IMAGE_MANIFEST": str(manifest)}
-    with Launcher(tmp_path, variables=variables) as made:
-        assert made.wait() == 0, made.text
-    assert f"home {home}\n" in made.text
-    assert "left out" not in made.text
+    with Launcher(tmp_path, variables=variables) as launcher:
+        assert launcher.wait() == 0, launcher.text
+    assert f"home {home}\n" in launcher.text
+    assert "left out" not in launcher.text

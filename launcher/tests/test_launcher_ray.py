@@ -1,5 +1,5 @@
-"""Ray's head and workers beside a program: what is planned, and real processes
-with a stand-in for Ray.
+"""Test Ray's head and workers beside a program: the plan, and real processes with a stand-in for
+Ray.
 
 The stand-in is named ``ray``, on the manifest's list of programs: its head listens and counts those
 who connect, its workers connect. The real Ray is in ``test_launcher_ray_engine.py``.
@@ -117,26 +117,29 @@ def planned(
     )
 
 
-def words(made: NodePlan) -> tuple[str, ...]:
+def words(node_plan: NodePlan) -> tuple[str, ...]:
     """The words behind ``ray start``."""
-    (daemon,) = made.auxiliaries
+    (daemon,) = node_plan.auxiliaries
     return daemon.argv[daemon.argv.index("start") + 1 :]
 
 
 def test_every_host_has_a_daemon_with_its_own_resources_and_the_leader_the_program() -> None:
     head, worker = planned(), planned(host="algo-2")
-    assert [made.auxiliaries[0].name for made in (head, worker)] == ["Ray head", "Ray worker"]
+    assert [node_plan.auxiliaries[0].name for node_plan in (head, worker)] == [
+        "Ray head",
+        "Ray worker",
+    ]
     assert words(head)[:2] == ("--head", "--port=7777")
     assert words(worker)[0] == "--address=algo-1:7777"
-    for made in (head, worker):
-        assert {"--block", "--num-gpus=2", "--num-cpus=6"} <= set(words(made))
-        assert made.env["RAY_ADDRESS"] == "algo-1:7777"
-        assert "OMP_NUM_THREADS" not in made.env, "Ray's own, for each of its processes"
+    for node_plan in (head, worker):
+        assert {"--block", "--num-gpus=2", "--num-cpus=6"} <= set(words(node_plan))
+        assert node_plan.env["RAY_ADDRESS"] == "algo-1:7777"
+        assert "OMP_NUM_THREADS" not in node_plan.env, "Ray's own, for each of its processes"
     assert "--include-dashboard=false" in words(head)
     assert not any("dashboard" in word for word in words(worker)), "Ray refuses it there"
     assert head.argv[-1] == "train.py"
     assert worker.argv == ()
-    assert all(row.why for made in (head, worker) for row in explain(made, {}))
+    assert all(row.why for node_plan in (head, worker) for row in explain(node_plan, {}))
 
 
 @pytest.mark.parametrize(
@@ -149,17 +152,19 @@ def test_every_host_has_a_daemon_with_its_own_resources_and_the_leader_the_progr
     ],
 )
 def test_the_object_store_fits_into_shared_memory(free: int | None, expected: list[str]) -> None:
-    made = planned(free)
+    node_plan = planned(free)
     assert [
-        word for word in words(made) if word.startswith(("--object-store", "--plasma"))
+        word for word in words(node_plan) if word.startswith(("--object-store", "--plasma"))
     ] == expected
-    warned = "/dev/shm has 64 MiB free, too little for Ray's object store" in "".join(made.warnings)
+    warned = "/dev/shm has 64 MiB free, too little for Ray's object store" in "".join(
+        node_plan.warnings
+    )
     assert warned == (len(expected) == 2)
 
 
 def test_options_of_a_user_come_last_and_those_of_the_head_only_to_the_head() -> None:
-    given = "--include-dashboard=true --num-cpus=3 --resources='{\"slots\": 8}'"
-    head, worker = planned(options=given), planned(options=given, host="algo-2")
+    message = "--include-dashboard=true --num-cpus=3 --resources='{\"slots\": 8}'"
+    head, worker = planned(options=message), planned(options=message, host="algo-2")
     assert words(head)[-3:] == (
         "--include-dashboard=true",
         "--num-cpus=3",
@@ -169,7 +174,7 @@ def test_options_of_a_user_come_last_and_those_of_the_head_only_to_the_head() ->
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("options", "messages"),
     [
         (
             "--port=6379 --head",
@@ -182,33 +187,37 @@ def test_options_of_a_user_come_last_and_those_of_the_head_only_to_the_head() ->
         ),
     ],
 )
-def test_options_that_the_launcher_gives_are_refused(given: str, said: list[str]) -> None:
+def test_options_that_the_launcher_gives_are_refused(options: str, messages: list[str]) -> None:
     with pytest.raises(RefusalError) as refused:
-        planned(options=given)
-    for text in said:
+        planned(options=options)
+    for text in messages:
         assert text in str(refused.value)
 
 
 def test_with_a_secret_ray_wants_a_token_that_no_plan_shows() -> None:
-    made = environment(RAY, hosts=("algo-1", "algo-2"))
-    assert "RAY_AUTH_TOKEN" not in plan(made).env
+    job_environment = environment(RAY, hosts=("algo-1", "algo-2"))
+    assert "RAY_AUTH_TOKEN" not in plan(job_environment).env
     tokens = {
-        plan(made._replace(job_secret=SECRET), host).env["RAY_AUTH_TOKEN"]
+        plan(job_environment._replace(job_secret=SECRET), host).env["RAY_AUTH_TOKEN"]
         for host in ("algo-1", "algo-2")
     }
     assert len(tokens) == 1
     (token,) = tokens
-    known = plan(made._replace(job_secret=SECRET))
-    assert known.env["RAY_AUTH_MODE"] == "token"
-    shown = known.to_json(Redactor(made.variables, known.env, made.hyperparameters))
+    node_plan = plan(job_environment._replace(job_secret=SECRET))
+    assert node_plan.env["RAY_AUTH_MODE"] == "token"
+    shown = node_plan.to_json(
+        Redactor(job_environment.variables, node_plan.env, job_environment.hyperparameters)
+    )
     assert token not in shown
     assert SECRET not in token + shown
 
 
 def with_ray(version: str, hosts: tuple[str, ...]) -> NodePlan:
-    made = environment(RAY, hosts=hosts)
-    known = made.manifest._replace(components={**made.manifest.components, "ray": version})
-    return plan(made._replace(job_secret=SECRET, manifest=known))
+    job_environment = environment(RAY, hosts=hosts)
+    changed_manifest = job_environment.manifest._replace(
+        components={**job_environment.manifest.components, "ray": version}
+    )
+    return plan(job_environment._replace(job_secret=SECRET, manifest=changed_manifest))
 
 
 @pytest.mark.parametrize("version", ["2.51.2", "2.40.0", "2.9.3", "1.13.0"])
@@ -263,7 +272,7 @@ def test_the_version_of_ray_is_that_of_the_python_that_runs_it(tmp_path: Path) -
 
 @contextlib.contextmanager
 def job(
-    tmp_path: Path, given: dict[str, Json], *, stand_in: str = "", **variables: str
+    tmp_path: Path, hyperparameters: dict[str, Json], *, stand_in: str = "", **variables: str
 ) -> Iterator[list[Launcher]]:
     """Two launchers whose Ray is the stand-in.
 
@@ -294,73 +303,77 @@ def job(
         **variables,
     }
     with contextlib.ExitStack() as stack:
-        made = []
+        launchers = []
         for host in ADDRESSES:
             config: dict[str, Json] = {
                 "hosts": list(ADDRESSES),
                 "current_host": host,
                 "network_interface_name": "lo",
             }
-            write_inputs(tmp_path / host, PROGRAM, {**RAY, **given}, config)
-            made.append(stack.enter_context(Launcher(tmp_path / host, variables=shared)))
-        yield made
+            write_inputs(tmp_path / host, PROGRAM, {**RAY, **hyperparameters}, config)
+            launchers.append(stack.enter_context(Launcher(tmp_path / host, variables=shared)))
+        yield launchers
 
 
-def ended(made: list[Launcher], status: int) -> None:
-    """Both ended with the status, and nothing of them runs."""
-    text = "".join(f"{host.wait()}\n{host.text}" for host in made)
-    assert [host.process.returncode for host in made] == [status, status], text
-    assert not any(pids_with_variable("SAGEMAKER_BASE_DIR", str(host.base)) for host in made), text
+def assert_ended(launchers: list[Launcher], status: int) -> None:
+    """Check that both hosts ended with the status, and that no process of theirs runs."""
+    text = "".join(f"{host.wait()}\n{host.text}" for host in launchers)
+    assert [host.process.returncode for host in launchers] == [status, status], text
+    assert not any(
+        pids_with_variable("SAGEMAKER_BASE_DIR", str(host.base)) for host in launchers
+    ), text
 
 
 @pytest.mark.parametrize("status", [0, 7])
 def test_the_program_starts_when_all_have_joined_and_its_status_is_the_jobs(
     tmp_path: Path, status: int
 ) -> None:
-    with job(tmp_path, {"status": status}) as made:
-        ended(made, status)
-        leader, worker = made
+    with job(tmp_path, {"status": status}) as launchers:
+        assert_ended(launchers, status)
+        leader, worker = launchers
     assert "trainworks: starting the Ray head\n" in leader.text
     assert "[Ray worker] joined\n" in worker.text
     assert "starts with " in leader.text
     assert "starts with " not in worker.text
-    for host in made:
+    for host in launchers:
         expected = f"train.py on host {ADDRESSES[0]} (mode ray): exit status 7\n"
         assert host.failure.startswith(expected) if status else host.succeeded
 
 
 def test_a_daemon_that_fails_ends_the_job_with_its_words(tmp_path: Path) -> None:
-    with job(tmp_path, {}, stand_in="fails") as made:
-        ended(made, 1)
-    for host in made:
+    with job(tmp_path, {}, stand_in="fails") as launchers:
+        assert_ended(launchers, 1)
+    for host in launchers:
         assert host.failure.startswith(
             f"the Ray worker on host {ADDRESSES[1]} (mode ray): exit status 1"
         ), host.failure
         assert "the plasma store is on fire" in host.failure
-    assert "starts with" not in made[0].text
+    assert "starts with" not in launchers[0].text
 
 
-@pytest.mark.parametrize("given", [{"die": "x"}, {"die": "l", "late": 1}])
+@pytest.mark.parametrize("hyperparameters", [{"die": "x"}, {"die": "l", "late": 1}])
 def test_a_head_that_dies_under_the_program_is_the_cause(
-    tmp_path: Path, given: dict[str, Json]
+    tmp_path: Path, hyperparameters: dict[str, Json]
 ) -> None:
-    """Also where the program notices it before Ray's daemon does, which looks once a second."""
-    with job(tmp_path, given) as made:
-        ended(made, 9)
-    for host in made:
+    """Find the head also where the program notices the death before Ray's daemon does, which looks
+    once a second.
+    """
+    with job(tmp_path, hyperparameters) as launchers:
+        assert_ended(launchers, 9)
+    for host in launchers:
         assert host.failure.startswith(
             f"the Ray head on host {ADDRESSES[0]} (mode ray): exit status 9"
         ), host.failure
 
 
 def test_a_host_that_does_not_join_ray_ends_the_job_within_the_limit(tmp_path: Path) -> None:
-    with job(tmp_path, {}, stand_in="late", TRAINWORKS_JOIN_LIMIT_SECONDS="15") as made:
-        ended(made, 66)
-    assert "trainworks: 1 of 2 hosts joined Ray within 15 s" in made[1].failure
+    with job(tmp_path, {}, stand_in="late", TRAINWORKS_JOIN_LIMIT_SECONDS="15") as launchers:
+        assert_ended(launchers, 66)
+    assert "trainworks: 1 of 2 hosts joined Ray within 15 s" in launchers[1].failure
 
 
 def test_a_stop_signal_goes_to_the_program(tmp_path: Path) -> None:
-    with job(tmp_path, {}, stand_in="late") as made:
-        made[1].read_until("options")
-        made[1].process.send_signal(signal.SIGTERM)
-        assert [host.wait() for host in made] == [143, 143]
+    with job(tmp_path, {}, stand_in="late") as launchers:
+        launchers[1].read_until("options")
+        launchers[1].process.send_signal(signal.SIGTERM)
+        assert [host.wait() for host in launchers] == [143, 143]

@@ -1,4 +1,5 @@
-"""The real Ray on two hosts: tasks, an actor, Ray Train with gloo, on Slurm, and what dies of it.
+"""Test the real Ray on two hosts: tasks, an actor, Ray Train with gloo, on Slurm, and the effects
+of deaths.
 
 Marked ``engine``. Needs the environment that ``tools/set-up-peers ray`` makes. A start takes Ray
 some twenty seconds of one processor, so a job shows several things.
@@ -144,13 +145,13 @@ DEATHS = {
     "an exception": (1, "ValueError: the batch is empty"),
     "a host": (66, "lost host algo-2"),
 }
-"""What dies, the job's status, and words of the first lines of the failure on
-each host that is left.
+"""The victim, the job's status, and words of the first lines of the failure on each host that is
+left.
 """
 
 
 LATE = "The current node timed out during startup"
-"""What Ray says when its own start took more than 30 s, a limit without a setting
+"""Words of Ray when its own start took more than 30 s, a limit without a setting
 (ray/_private/node.py).
 """
 
@@ -161,10 +162,10 @@ def again_where_ray_is_late(test: Callable[..., None]) -> Callable[..., None]:
     """Run a test anew, in another folder, where the machine was too busy for Ray's own limit."""
 
     @functools.wraps(test)
-    def run(tmp_path: Path, **given: object) -> None:
+    def run(tmp_path: Path, **fixtures: object) -> None:
         for turn in range(TURNS):
             try:
-                return test(tmp_path=tmp_path / f"turn-{turn}", **given)
+                return test(tmp_path=tmp_path / f"turn-{turn}", **fixtures)
             except AssertionError as error:
                 if LATE not in str(error) or turn == TURNS - 1:
                     raise
@@ -192,13 +193,13 @@ def test_tasks_and_an_actor_run_on_both_hosts(
     tmp_path: Path, network: Network, manifest: Path
 ) -> None:
     secret = {"TRAINWORKS_JOB_SECRET": "a secret of this job"}
-    with job_on(network, tmp_path, TASKS, ASKED, manifest=manifest, variables=secret) as made:
-        assert [host.wait() for host in made] == [0, 0], "".join(host.text for host in made)
-    leader, worker = made
+    with job_on(network, tmp_path, TASKS, ASKED, manifest=manifest, variables=secret) as hosts:
+        assert [host.wait() for host in hosts] == [0, 0], "".join(host.text for host in hosts)
+    leader, worker = hosts
     assert "counted 3\n" in leader.text
     assert "tasks on algo-1 algo-2" in leader.text
     assert "'GPU': 0" in leader.text
-    assert all(host.succeeded for host in made)
+    assert all(host.succeeded for host in hosts)
     assert "The object store is using" not in leader.text + worker.text
     assert "Token authentication is disabled" not in leader.text
     assert "\x1b[" not in leader.text + worker.text
@@ -209,34 +210,37 @@ def test_ray_train_trains_on_both_hosts_and_its_cleaner_is_quiet(
     tmp_path: Path, network: Network, manifest: Path
 ) -> None:
     variables = {"SHARED": str(tmp_path), "HOST_BY": "SM_CURRENT_HOST"}
-    with job_on(network, tmp_path, TRAIN, ASKED, manifest=manifest, variables=variables) as made:
-        assert [host.wait() for host in made] == [0, 0], "".join(host.text for host in made)
-    told = sorted((tmp_path / f"rank-{rank}").read_text() for rank in range(2))
-    assert told == [f"{host} gloo True True" for host in NAMES], made[0].text
-    assert "State API" not in made[0].text
+    with job_on(network, tmp_path, TRAIN, ASKED, manifest=manifest, variables=variables) as hosts:
+        assert [host.wait() for host in hosts] == [0, 0], "".join(host.text for host in hosts)
+    rank_texts = sorted((tmp_path / f"rank-{rank}").read_text() for rank in range(2))
+    assert rank_texts == [f"{host} gloo True True" for host in NAMES], hosts[0].text
+    assert "State API" not in hosts[0].text
 
 
-@pytest.mark.parametrize("what", DEATHS)
+@pytest.mark.parametrize("victim", DEATHS)
 @again_where_ray_is_late
 def test_what_dies_ends_both_hosts_with_its_cause(
-    tmp_path: Path, network: Network, manifest: Path, what: str
+    tmp_path: Path, network: Network, manifest: Path, victim: str
 ) -> None:
-    status, cause = DEATHS[what]
-    with job_on(network, tmp_path, DIES, {**ASKED, "what": what}, manifest=manifest) as made:
-        leader, worker = made
-        if what == "a host":
+    status, cause = DEATHS[victim]
+    with job_on(network, tmp_path, DIES, {**ASKED, "what": victim}, manifest=manifest) as hosts:
+        leader, worker = hosts
+        if victim == "a host":
             leader.read_until("waits")
             died = time.monotonic()
             worker.kill()
-        left = [leader] if what == "a host" else [leader, worker]
+        left = [leader] if victim == "a host" else [leader, worker]
         assert [host.wait() for host in left] == [status] * len(left), "".join(
-            host.text for host in made
+            host.text for host in hosts
         )
-        ended = max(host.ended for host in left)
-        said = [line.split()[-1] for line in leader.text.splitlines() if "dies " in line]
-        died = float(said[0]) if said else died if what == "a host" else ended
-        print(f"{what}: both hosts ended {ended - died:.1f} s later")
-        assert_within(DEATH_SECONDS, died, ended, leader.text)
+        end_time = max(host.end_time for host in left)
+        moments = [line.split()[-1] for line in leader.text.splitlines() if "dies " in line]
+        if moments:
+            died = float(moments[0])
+        elif victim != "a host":
+            died = end_time
+        print(f"{victim}: both hosts ended {end_time - died:.1f} s later")
+        assert_within(DEATH_SECONDS, died, end_time, leader.text)
     assert len({host.failure for host in left}) == 1
     assert cause in "\n".join(leader.failure.splitlines()[:2]), leader.failure
 
@@ -246,11 +250,13 @@ def test_all_hosts_start_again_with_a_new_ray(
     tmp_path: Path, network: Network, manifest: Path
 ) -> None:
     variables = {"TRAINWORKS_MAX_RESTARTS": "1"}
-    asked = {**ASKED, "what": "a raylet"}
-    with job_on(network, tmp_path, DIES, asked, manifest=manifest, variables=variables) as made:
-        assert [host.wait() for host in made] == [0, 0], "".join(host.text for host in made)
-    assert "try 1 has 2 hosts" in made[0].text
-    for host in made:
+    hyperparameters = {**ASKED, "what": "a raylet"}
+    with job_on(
+        network, tmp_path, DIES, hyperparameters, manifest=manifest, variables=variables
+    ) as hosts:
+        assert [host.wait() for host in hosts] == [0, 0], "".join(host.text for host in hosts)
+    assert "try 1 has 2 hosts" in hosts[0].text
+    for host in hosts:
         assert (
             "starting again on every host (1 of 1): the Ray worker on host algo-2" in host.text
         ), host.text
@@ -260,7 +266,9 @@ def test_all_hosts_start_again_with_a_new_ray(
 def test_ray_train_trains_on_slurms_nodes_which_share_a_file_system(
     tmp_path: Path, manifest: Path
 ) -> None:
-    """There the launcher is not process 1: what it starts ends with it all the same."""
+    """Run the launcher as another process than number 1: the processes that it starts end with it
+    all the same.
+    """
     (tmp_path / "slurm").mkdir(parents=True)
     (tmp_path / "train.py").write_text(TRAIN)
     variables = {
@@ -272,11 +280,11 @@ def test_ray_train_trains_on_slurms_nodes_which_share_a_file_system(
     train = (sys.executable, "-IS", str(LAUNCHER / "trainworks_launcher" / "__main__.py"))
     words = ("--nodes=2", "--ntasks-per-node=1", "--overcommit", f"--chdir={tmp_path}")
     with slurm_of(2, tmp_path / "slurm") as slurm:
-        ended = slurm.run(
+        result = slurm.run(
             "srun", *words, *train, "--mode", "ray", "--", "train.py", variables=variables
         )
-        assert ended.returncode == 0, ended.stdout
-        assert "trained\n" in ended.stdout
+        assert result.returncode == 0, result.stdout
+        assert "trained\n" in result.stdout
         assert not pids_with_variable("SAGEMAKER_BASE_DIR", str(tmp_path))
-    told = sorted((tmp_path / f"rank-{rank}").read_text() for rank in range(2))
-    assert told == [f"{host} gloo True True" for host in NAMES], ended.stdout
+    rank_texts = sorted((tmp_path / f"rank-{rank}").read_text() for rank in range(2))
+    assert rank_texts == [f"{host} gloo True True" for host in NAMES], result.stdout

@@ -46,11 +46,11 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_ranks_of_nvidias_recorded_faults_are_named(fault: str) -> None:
     folder = Path(NVRX, "tests/attribution/unit/fr_traces", fault)
-    found = find_missing_calls(
+    missing_calls = find_missing_calls(
         [record_of(rank, (folder / f"_dump_{rank}").read_bytes()) for rank in range(16)]
     )
-    assert found.ranks == FAULTS[fault], found.lines
-    assert all("EXPERT_MODEL_PARALLEL_GROUP" in line for line in found.lines)
+    assert missing_calls.ranks == FAULTS[fault], missing_calls.lines
+    assert all("EXPERT_MODEL_PARALLEL_GROUP" in line for line in missing_calls.lines)
 
 
 # --- records of our own ---------------------------------------------------------------------------
@@ -78,15 +78,15 @@ def dump(*calls: Made, ranks: int = 4) -> bytes:
     )
 
 
-def found_in(*dumps: bytes) -> tuple[tuple[str, ...], tuple[int, ...]]:
+def missing_calls_in(*dumps: bytes) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """The words and the ranks, after the way to the leader."""
     documents = json.loads(
         json.dumps(
             [document for rank, data in enumerate(dumps) if (document := record_of(rank, data))]
         )
     )
-    found = find_missing_calls(documents)
-    return found.lines, found.ranks
+    missing_calls = find_missing_calls(documents)
+    return missing_calls.lines, missing_calls.ranks
 
 
 DONE: Made = (WORLD, 4, "all_reduce", "completed")
@@ -154,17 +154,17 @@ LAST = f"rank 3 has not called {SIZES}, in which ranks 0-2 wait"
 def test_who_lacks_a_call(
     dumps: Sequence[Sequence[Made]], lines: list[str], ranks: tuple[int, ...]
 ) -> None:
-    assert found_in(*(dump(*calls) for calls in dumps)) == (tuple(lines), ranks)
+    assert missing_calls_in(*(dump(*calls) for calls in dumps)) == (tuple(lines), ranks)
 
 
 def test_a_rank_without_a_record_is_told_of_and_not_named() -> None:
-    lines, ranks = found_in(dump(DONE, WAITS), dump(DONE, WAITS), dump(DONE, WAITS))
+    lines, ranks = missing_calls_in(dump(DONE, WAITS), dump(DONE, WAITS), dump(DONE, WAITS))
     assert lines == (f"rank 3 left no record of {SIZES}, in which ranks 0-2 wait",)
     assert ranks == ()
 
 
 class Runs:
-    """What runs a command where it is read by an unpickler that trusts it."""
+    """A command that runs where an unpickler reads it and trusts it."""
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.system, ("touch ran",)
@@ -248,9 +248,9 @@ with open(file, "wb", buffering=0) as opened:  # in two parts: it is read in bet
 
 
 def test_a_rank_is_asked_by_its_pipe_and_its_new_record_is_read(tmp_path: Path) -> None:
-    """As torch makes both.
+    """Make pipe and record as torch does.
 
-    Rank 0 answers, rank 1 has no pipe, nobody reads that of rank 2, and rank 3 is silent.
+    Rank 0 answers, rank 1 has no pipe, no process reads that of rank 2, and rank 3 is silent.
     """
     recorder = Recorder(f"{tmp_path}/pipe-", f"{tmp_path}/record-")
     (tmp_path / "record-0").write_bytes(dump(WAITS))  # of an earlier stall
@@ -278,7 +278,7 @@ def test_a_rank_is_asked_by_its_pipe_and_its_new_record_is_read(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("given", "pipe"),
+    ("host_variables", "pipe"),
     [
         ({}, "{}/recorder-rank-"),
         ({names.RECORDER_PIPE: "/mine/p"}, "/mine/p"),
@@ -286,12 +286,12 @@ def test_a_rank_is_asked_by_its_pipe_and_its_new_record_is_read(tmp_path: Path) 
     ],
 )
 def test_the_pipe_is_in_the_jobs_own_directory_unless_the_user_says_where(
-    tmp_path: Path, given: dict[str, str], pipe: str
+    tmp_path: Path, host_variables: dict[str, str], pipe: str
 ) -> None:
     components: dict[str, Json] = {"nccl": {"version": "2.30.7"}, "torch": {"version": "2.15.0"}}
     image = parse_manifest(json.dumps(manifest_document(components=components)), "made-up")
-    inherited = {"TMPDIR": str(tmp_path), **given}
-    planned = plan(environment(manifest=image, variables={"PATH": "/bin", **given})).env
+    inherited = {"TMPDIR": str(tmp_path), **host_variables}
+    planned = plan(environment(manifest=image, variables={"PATH": "/bin", **host_variables})).env
     runtime = JobDirectory(inherited, planned, own_ranks=True)
     assert runtime.env[names.RECORDER_PIPE] == pipe.format(runtime.path)
     runtime.remove()
@@ -359,27 +359,27 @@ DEAD
 )
 def test_what_ras_lists_as_wrong_is_quoted(report: str, first: str, last: str) -> None:
     """Answers in the form of NCCL's user guide."""
-    found = remarks(report)
-    assert (found[:1] or [""])[0] == first
-    assert (found[-1:] or [""])[0].startswith(last)
-    assert len(found) <= 6
+    lines = remarks(report)
+    assert (lines[:1] or [""])[0] == first
+    assert (lines[-1:] or [""])[0].startswith(last)
+    assert len(lines) <= 6
 
 
 def test_ras_is_asked_at_the_jobs_address() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        asked: list[bytes] = []
+        requests: list[bytes] = []
 
         def answer() -> None:
             connection, _ = server.accept()
             with connection:
-                asked.append(connection.recv(99))
+                requests.append(connection.recv(99))
                 connection.sendall(BEHIND.encode())
 
         thread = threading.Thread(target=answer)
         thread.start()
         assert nccl_report(TIME_OUT, f"127.0.0.1:{server.getsockname()[1]}") == BEHIND
         thread.join(TIME_OUT)
-    assert asked == [b"verbose status\n"]
+    assert requests == [b"verbose status\n"]
     assert (
         nccl_report(TIME_OUT, f"127.0.0.1:{free_port()}")
         == nccl_report(TIME_OUT, "no address")

@@ -1,7 +1,7 @@
-"""No platform is not one host: variables of others that say that a job has
-several hosts, or several ranks.
+"""Test that no platform is not one host: variables of others that say that a job has several hosts,
+or several ranks.
 
-Each set is either taken as what it says, or refused with what to set. It never
+Each set is either taken as a job of several hosts, or refused with the variables to set. No set
 starts as one job for each host.
 """
 
@@ -135,34 +135,32 @@ ELSEWHERE = {
 
 
 def described(variables: Mapping[str, str]) -> Description:
-    hostname = (
-        "pi-worker-1"
-        if "PET_RDZV_ENDPOINT" in variables
-        else "j-worker-0"
-        if "VC_MASTER_HOSTS" in variables
-        else ""
-    )
+    hostname = ""
+    if "PET_RDZV_ENDPOINT" in variables:
+        hostname = "pi-worker-1"
+    elif "VC_MASTER_HOSTS" in variables:
+        hostname = "j-worker-0"
     read = HOSTFILE if "OMPI_MCA_orte_default_hostfile" in variables else ""
-    given = Sources(
+    sources = Sources(
         variables,
         hostname=hostname or "box",
         read=lambda path: read if path else "",
         address=lambda: "",
     )
-    return platforms.describe(given)
+    return platforms.describe(sources)
 
 
 def planned(variables: Mapping[str, str], mode: str) -> NodePlan:
-    found = described(variables)
-    assert found.problems == ()
-    asked = Invocation(("train.py",), mode)
+    description = described(variables)
+    assert description.problems == ()
+    invocation = Invocation(("train.py",), mode)
     return plan(
         environment(
-            dict(asked.hyperparameters),
+            dict(invocation.hyperparameters),
             variables={"PATH": "/usr/bin:/bin", **variables},
-            resource_config=found.resource_config,
-            platform=found,
-            invocation=asked,
+            resource_config=description.resource_config,
+            platform=description,
+            invocation=invocation,
             hostname="box",
         )
     )
@@ -170,23 +168,29 @@ def planned(variables: Mapping[str, str], mode: str) -> NodePlan:
 
 @pytest.mark.parametrize("name", [*TAKEN, *REFUSED, *ELSEWHERE])
 def test_one_variable_left_out_or_empty_never_makes_a_job_of_one_host(name: str) -> None:
-    """What is left is refused, or says the same hosts and the same place among them."""
+    """Refuse the rest, or read the same hosts and the same place among them."""
     variables = {**TAKEN, **REFUSED, **ELSEWHERE}[name]
-    whole = described(variables)
+    description = described(variables)
     if name in TAKEN:
-        assert whole.problems == (), name
-        assert len(texts(whole.resource_config["hosts"])) > 1
+        assert description.problems == (), name
+        assert len(texts(description.resource_config["hosts"])) > 1
     for left_out in variables:
         rest = {key: value for key, value in variables.items() if key != left_out}
         for changed in (rest, {**rest, left_out: ""}):
             if not rest and changed == rest:
                 continue  # nothing at all is one host
-            found = described(changed)
-            one_of_several = found.ranks_elsewhere != ""
-            same = bool(whole.resource_config) and found.resource_config == whole.resource_config
-            others = name not in TAKEN and len(texts(found.resource_config.get("hosts"))) > 1
-            assert found.problems or one_of_several or same or others, (
-                f"{name} without {left_out}: {found}"
+            changed_description = described(changed)
+            one_of_several = changed_description.ranks_elsewhere != ""
+            same = (
+                bool(description.resource_config)
+                and changed_description.resource_config == description.resource_config
+            )
+            others = (
+                name not in TAKEN
+                and len(texts(changed_description.resource_config.get("hosts"))) > 1
+            )
+            assert changed_description.problems or one_of_several or same or others, (
+                f"{name} without {left_out}: {changed_description}"
             )
 
 
@@ -197,9 +201,9 @@ def test_the_environments_own_rendezvous_is_taken_or_kept(variables: dict[str, s
     assert {name: seen[name] for name in variables} == variables, "mode none keeps them all"
     assert alone.control is not None
     assert (alone.role, alone.control.address) == ("worker", "m0")
-    made = planned(variables, "torch_distributed")
+    node_plan = planned(variables, "torch_distributed")
     assert {"--nnodes=2", "--node-rank=1", "--master-addr=m0", "--master-port=23456"} <= set(
-        made.argv
+        node_plan.argv
     )
     hidden = planned(variables, "mpi")
     assert set(hidden.hidden_from_ranks) == {"WORLD_SIZE", "RANK"}, "they count hosts"
@@ -207,9 +211,9 @@ def test_the_environments_own_rendezvous_is_taken_or_kept(variables: dict[str, s
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_scheduler_that_does_not_say_enough_is_refused_with_what_to_set(name: str) -> None:
-    found = described(REFUSED[name])
-    assert found.platform == name.split()[0]
-    (problem,) = found.problems
+    description = described(REFUSED[name])
+    assert description.platform == name.split()[0]
+    (problem,) = description.problems
     assert "TRAINWORKS_HOST" in str(problem)
 
 
@@ -262,14 +266,18 @@ def test_what_contradicts_itself_is_refused(variables: dict[str, str], words: st
     ],
 )
 def test_one_host_is_one_host(variables: dict[str, str]) -> None:
-    made = planned(variables, "torch_distributed")
-    assert (made.control, "--master-addr=127.0.0.1" in made.argv) == (None, True)
+    node_plan = planned(variables, "torch_distributed")
+    assert (node_plan.control, "--master-addr=127.0.0.1" in node_plan.argv) == (None, True)
 
 
 @pytest.mark.parametrize(("cores", "problems"), [("a\na\n", 0), ("a\na\nb\nb\n", 1), ("", 1)])
 def test_a_file_with_a_line_for_each_core_says_the_hosts(cores: str, problems: int) -> None:
-    made = platforms.describe(Sources(OAR, hostname="a", read=lambda _: cores))
-    assert (made.platform, made.job_id, len(made.problems)) == ("oar", "5", problems)
+    description = platforms.describe(Sources(OAR, hostname="a", read=lambda _: cores))
+    assert (description.platform, description.job_id, len(description.problems)) == (
+        "oar",
+        "5",
+        problems,
+    )
 
 
 @pytest.mark.parametrize("name", PLATFORMS["counted"].marks)
@@ -287,9 +295,9 @@ def test_a_number_of_several_hosts_is_enough_to_refuse(name: str) -> None:
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_ranks_that_another_program_started_are_not_started_again(name: str) -> None:
     variables = ELSEWHERE[name]
-    made = planned(variables, "none")
-    assert made.control is None
-    seen = {**variables, **made.env}
+    node_plan = planned(variables, "none")
+    assert node_plan.control is None
+    seen = {**variables, **node_plan.env}
     assert seen.get("MASTER_ADDR") == variables.get("MASTER_ADDR"), (
         "never an address of one host beside a world of two"
     )
@@ -312,18 +320,20 @@ PMIX = {
     "PMIX_MCA_psec": "munge,native",
     "PMIX_MCA_gds": "ds21,hash",
 }
-"""What enroot's hook sets where MpiDefault is pmix (conf/hooks/extra/50-slurm-pmi.sh)."""
+"""Variables that enroot's hook sets where MpiDefault is pmix (conf/hooks/extra/50-slurm-pmi.sh)."""
 
 
 def test_ranks_of_mpirun_do_not_get_the_plugins_of_slurms_server(tmp_path: Path) -> None:
-    made = planned({**SLURM_NODE, **PMIX}, "mpi")
-    assert made.hidden_from_ranks == ("PMI_", "PMIX_")
+    node_plan = planned({**SLURM_NODE, **PMIX}, "mpi")
+    assert node_plan.hidden_from_ranks == ("PMI_", "PMIX_")
     runtime = JobDirectory({"TMPDIR": str(tmp_path), **SLURM_NODE, **PMIX}, {})
-    runtime.write_rank_environment("/", made.hidden_from_ranks)
-    given = json.loads((runtime.path / "environment.json").read_text())["env"]
+    runtime.write_rank_environment("/", node_plan.hidden_from_ranks)
+    rank_environment = json.loads((runtime.path / "environment.json").read_text())["env"]
     runtime.remove()
-    assert [name for name in given if name.startswith("PMI")] == []
-    assert given["SLURM_JOB_ID"] == SLURM_NODE["SLURM_JOB_ID"], "a script may ask for its job"
+    assert [name for name in rank_environment if name.startswith("PMI")] == []
+    assert rank_environment["SLURM_JOB_ID"] == SLURM_NODE["SLURM_JOB_ID"], (
+        "a script may ask for its job"
+    )
     tasks = planned({**SLURM_TASK, **PMIX}, "none")
     assert (tasks.hidden, tasks.hidden_from_ranks) == ((), ()), "srun's own ranks need them"
 
@@ -388,12 +398,12 @@ def test_one_host_is_planned_where_a_variable_may_say_more_and_the_log_warns(
     (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
     read = read_environment({"PATH": "/usr/bin:/bin", **variables}, Invocation(("train.py",)))
-    told = [
+    warned_parts = [
         line.partition("this host is planned")[0]
         for line in read.warnings
         if "this host is planned" in line
     ]
-    assert told == ([named] if named else [])
+    assert warned_parts == ([named] if named else [])
 
 
 @pytest.mark.parametrize("more", [{}, {"MASTER_ADDR": "m", "WORLD_SIZE": "2", "RANK": "0"}])
@@ -402,33 +412,36 @@ def test_the_port_variable_of_a_service_named_master_is_no_port(
 ) -> None:
     (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
-    given = {
+    variables = {
         "PATH": "/usr/bin:/bin",
         "MASTER_PORT": "tcp://10.96.0.7:23456",
         "MASTER_SERVICE_HOST": "10.96.0.7",
         **more,
     }
-    assert plan(read_environment(given, Invocation(("train.py",)))).env["MASTER_PORT"] == "7777"
+    assert plan(read_environment(variables, Invocation(("train.py",)))).env["MASTER_PORT"] == "7777"
 
 
 @pytest.mark.parametrize(
-    ("address", "port", "told"),
+    ("address", "port", "expected_port"),
     [("[fd00::1]:29500", "", "29500"), ("[fd00::1]:1", "2", "2"), ("[fd00::1]", "", "7777")],
 )
 def test_a_leaders_address_with_a_port_says_the_port_of_rank_0(
-    address: str, port: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    address: str, port: str, expected_port: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
-    given = {
+    variables = {
         "PATH": "/usr/bin:/bin",
         "MASTER_ADDR": address,
         "MASTER_PORT": port,
         "WORLD_SIZE": "2",
         "RANK": "1",
     }
-    made = plan(read_environment(given, Invocation(("train.py",))))
-    assert (made.env["MASTER_ADDR"], made.env["MASTER_PORT"]) == ("fd00::1", told)
+    node_plan = plan(read_environment(variables, Invocation(("train.py",))))
+    assert (node_plan.env["MASTER_ADDR"], node_plan.env["MASTER_PORT"]) == (
+        "fd00::1",
+        expected_port,
+    )
 
 
 @pytest.mark.parametrize(
@@ -448,15 +461,15 @@ def test_a_leaders_address_with_a_port_says_the_port_of_rank_0(
 def test_an_interface_that_is_set_and_does_not_exist_is_said(
     variable: str, value: str, absent: bool
 ) -> None:
-    made = plan(environment(variables={"PATH": "/usr/bin:/bin", variable: value}))
-    said = f"{variable}={value}: this host has no such network interface; it has eth0, lo"
-    assert (said in made.warnings) is absent
+    node_plan = plan(environment(variables={"PATH": "/usr/bin:/bin", variable: value}))
+    message = f"{variable}={value}: this host has no such network interface; it has eth0, lo"
+    assert (message in node_plan.warnings) is absent
 
 
 def test_num_nodes_is_read_beside_the_leaders_address() -> None:
     """RunPod's instant clusters, and Lightning AI's multi-machine jobs."""
-    given = {"MASTER_ADDR": "10.65.0.2", "NUM_NODES": "2", "WORLD_SIZE": "16", "NODE_RANK": "1"}
-    read = described(given)
+    variables = {"MASTER_ADDR": "10.65.0.2", "NUM_NODES": "2", "WORLD_SIZE": "16", "NODE_RANK": "1"}
+    read = described(variables)
     assert (read.platform, read.problems, read.leader_address) == ("environment", (), "10.65.0.2")
     assert read.resource_config == {"hosts": ["node-0", "node-1"], "current_host": "node-1"}
 
@@ -470,7 +483,7 @@ def test_a_world_that_is_taken_for_hosts_is_said() -> None:
 
 
 def test_slurms_variables_without_a_job_are_refused() -> None:
-    """What a batch script hands to ``docker run -e``."""
+    """Refuse the variables that a batch script hands to ``docker run -e``."""
     read = described({"SLURM_NNODES": "2", "SLURM_NODEID": "1", "SLURM_JOB_NODELIST": "q-[1-2]"})
     assert "SLURM_JOB_ID, SLURM_STEP_ID, SLURM_STEP_NODELIST" in read.problems[0].what
     assert described({"SLURM_CONF": "/etc/slurm.conf"}).platform == "", "a login node has it, too"
@@ -481,11 +494,13 @@ def test_hyperpods_agent_brings_its_own_rendezvous(
 ) -> None:
     (tmp_path / "hyperpodrun").touch(mode=0o755)
     monkeypatch.chdir(tmp_path)
-    given = {"PATH": "/usr/bin:/bin", "NNODES": "2", "JOB_COMPLETION_INDEX": "1"}
-    made = plan(read_environment(given, Invocation(("hyperpodrun", "--nnodes=2:2", "train.py"))))
-    assert (made.platform, made.mode, made.control) == ("hyperpod", "none", None)
-    assert made.argv[-3:] == ("./hyperpodrun", "--nnodes=2:2", "train.py")
-    refused = read_environment(given, Invocation(("train.py",)))
+    variables = {"PATH": "/usr/bin:/bin", "NNODES": "2", "JOB_COMPLETION_INDEX": "1"}
+    node_plan = plan(
+        read_environment(variables, Invocation(("hyperpodrun", "--nnodes=2:2", "train.py")))
+    )
+    assert (node_plan.platform, node_plan.mode, node_plan.control) == ("hyperpod", "none", None)
+    assert node_plan.argv[-3:] == ("./hyperpodrun", "--nnodes=2:2", "train.py")
+    refused = read_environment(variables, Invocation(("train.py",)))
     assert refused.problems, "for any other program the hosts are missing"
 
 

@@ -1,5 +1,5 @@
-"""A job's requirements do not replace what the image was built around: the real
-uv, with wheels of the test.
+"""Test that a job's requirements do not replace the versions that the image was built around: the
+real uv, with wheels of the test.
 """
 
 from __future__ import annotations
@@ -107,10 +107,10 @@ class Image:
         path = write_manifest(
             self.base / "image.json", {"python": str(self.python)}, "", **self.document
         )
-        given = {**self.variables, "TRAINWORKS_IMAGE_MANIFEST": str(path), **variables}
-        with Launcher(self.base, variables=given) as made:
-            made.status = made.wait()
-        return made
+        host_variables = {**self.variables, "TRAINWORKS_IMAGE_MANIFEST": str(path), **variables}
+        with Launcher(self.base, variables=host_variables) as launcher:
+            launcher.status = launcher.wait()
+        return launcher
 
     def program(self, *words: str) -> subprocess.CompletedProcess[str]:
         """The program by itself, in the folder of the test."""
@@ -127,9 +127,12 @@ class Image:
         )
 
     def versions(self) -> dict[str, str]:
-        """What is installed, without pip itself."""
+        """Return the installed versions, without pip itself."""
         (site,) = self.base.glob("venv/lib/python*/site-packages")
-        return {found.name: found.version for found in distributions(path=[str(site)])}
+        return {
+            distribution.name: distribution.version
+            for distribution in distributions(path=[str(site)])
+        }
 
 
 @pytest.fixture
@@ -137,17 +140,15 @@ def image(tmp_path: Path, wheels: Path) -> Image:
     return Image(tmp_path, wheels, PROTECTED)
 
 
-def refused(made: Launcher, reason: str) -> None:
+def refused(launcher: Launcher, reason: str) -> None:
     """The job ended before its script, with this reason first in the failure text, and whole."""
-    assert (made.status, made.failure.splitlines()[0]) == (65, reason), made.text
-    assert "installing " in made.failure.splitlines()[1]
-    assert "THE SCRIPT RAN" not in made.text
+    assert (launcher.status, launcher.failure.splitlines()[0]) == (65, reason), launcher.text
+    assert "installing " in launcher.failure.splitlines()[1]
+    assert "THE SCRIPT RAN" not in launcher.text
 
 
 def replaced(image: Image, name: str, version: str, *requires: str, module: str = "") -> None:
-    """Write into the image's distribution what it requires, and what its module
-    says of its version.
-    """
+    """Write the requirements into the image's distribution, and the version into its module."""
     (site,) = image.base.glob("venv/lib/python*/site-packages")
     for old in site.glob(f"{name}-*.dist-info"):
         shutil.rmtree(old)
@@ -182,26 +183,27 @@ def test_what_fits_is_installed_and_what_the_image_has_is_kept(
     assert not before or image.run(before).status == 0
     digest = hashlib.sha256((wheels / "plain-1.0-py3-none-any.whl").read_bytes()).hexdigest()
     lines = requirements.replace("DIGEST", digest).replace("FOLDER", str(wheels))
-    made = image.run(lines, {"mine.txt": "plain==1.0\n"})
-    assert made.status == 0, made.text
-    assert "THE SCRIPT RAN" in made.text
-    assert "is not installed" not in made.text
+    launcher = image.run(lines, {"mine.txt": "plain==1.0\n"})
+    assert launcher.status == 0, launcher.text
+    assert "THE SCRIPT RAN" in launcher.text
+    assert "is not installed" not in launcher.text
     assert image.versions() == {**PROTECTED, **expected}
 
 
 def test_what_cannot_move_is_said_and_what_is_kept_is_not_broken(image: Image) -> None:
     assert image.run("core==2.0\n").status == 0
     replaced(image, "toolkit", "5.0", "core>=2")
-    made = image.run("command\n")
-    assert made.status == 0, made.text
+    launcher = image.run("command\n")
+    assert launcher.status == 0, launcher.text
     assert (
-        "toolkit 5.0 stays, and does not go with the requirements: it requires core>=2" in made.text
+        "toolkit 5.0 stays, and does not go with the requirements: it requires core>=2"
+        in launcher.text
     )
-    assert "trainworks: core 2.0 -> 1.0" in made.text
+    assert "trainworks: core 2.0 -> 1.0" in launcher.text
     assert image.run("core==2.0\n").status == 0
     replaced(image, "torch", "2.13.0+cpu", "core>=2")
-    said = "the requirements take from this image's torch 2.13.0+cpu what it requires (core>=2)"
-    assert said in image.run("command\n").failure.splitlines()[0]
+    message = "the requirements take from this image's torch 2.13.0+cpu what it requires (core>=2)"
+    assert message in image.run("command\n").failure.splitlines()[0]
 
 
 def test_a_build_of_torch_may_be_named_with_its_local_version(tmp_path: Path, wheels: Path) -> None:
@@ -209,34 +211,36 @@ def test_a_build_of_torch_may_be_named_with_its_local_version(tmp_path: Path, wh
     image = Image(tmp_path, wheels, {**PROTECTED, "torch": "2.13.0"})
     replaced(image, "torch", "2.13.0", module="__version__ = '2.13.0+cu121'\n")
     files = {"more.txt": "torch[x] == 2.13.0+cu121 ; python_version > '3'\n"}
-    made = image.run("-r more.txt\nTorch==2.13.0+cu121\nplain\n", files)
-    assert made.status == 0, made.text
+    launcher = image.run("-r more.txt\nTorch==2.13.0+cu121\nplain\n", files)
+    assert launcher.status == 0, launcher.text
     assert (image.versions()["torch"], image.versions()["plain"]) == ("2.13.0", "1.0")
-    made = image.run("torch==2.13.0+cu118\n")
-    assert made.status == 0, made.text
-    said = (
+    launcher = image.run("torch==2.13.0+cu118\n")
+    assert launcher.status == 0, launcher.text
+    message = (
         "requirements.txt line 1: torch==2.13.0+cu118 is not installed:"
         " this image keeps torch 2.13.0"
     )
-    assert f"trainworks: {said}\n" in made.text
+    assert f"trainworks: {message}\n" in launcher.text
 
 
-# --- what is kept ---------------------------------------------------------------------------------
+# --- kept versions --------------------------------------------------------------------------------
 def test_an_image_that_does_not_say_what_it_keeps_is_asked_nothing_new(image: Image) -> None:
-    """An older image: as it always was, the newest wins."""
+    """An older image: as always before, the newest wins."""
     image.document = {}
-    made = image.run("vision\n")
-    assert made.status == 0, made.text
+    launcher = image.run("vision\n")
+    assert launcher.status == 0, launcher.text
     assert image.versions() == {**PROTECTED, "torch": "2.15.0", "vision": "1.2"}
 
 
 def test_a_version_that_an_image_built_on_ours_installed_is_kept(
     tmp_path: Path, wheels: Path
 ) -> None:
-    """The manifest is of the image below; what counts is what is installed."""
+    """Install on top of an image whose manifest is of the image below; the installed version
+    counts.
+    """
     image = Image(tmp_path, wheels, {**PROTECTED, "torch": "2.15.0"})
-    made = image.run("vision\nmodern==1.0\n")
-    assert made.status == 0, made.text
+    launcher = image.run("vision\nmodern==1.0\n")
+    assert launcher.status == 0, launcher.text
     assert image.versions() == {**PROTECTED, "torch": "2.15.0", "vision": "1.2", "modern": "1.0"}
 
 
@@ -251,14 +255,14 @@ def test_the_constraints_of_the_image_below_do_not_count_and_the_users_do(
     (image.base / "constraints.txt").write_text("torch==2.13.0+cpu\n")
     (image.base / "mine.txt").write_text("symbols<2\n")
     both = f"{image.base / 'constraints.txt'} {image.base / 'mine.txt'}"
-    made = image.run("vision\nsymbols\n", PIP_CONSTRAINT=both, UV_CONSTRAINT=both)
-    assert made.status == 0, made.text
+    launcher = image.run("vision\nsymbols\n", PIP_CONSTRAINT=both, UV_CONSTRAINT=both)
+    assert launcher.status == 0, launcher.text
     assert image.versions() == {**PROTECTED, "torch": "2.15.0", "vision": "1.2", "symbols": "1.0"}
 
 
 # --- direct contradictions ------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("requirements", "said"),
+    ("requirements", "message"),
     [
         (
             "plain\n\ntorch==2.1\n",
@@ -294,27 +298,27 @@ def test_the_constraints_of_the_image_below_do_not_count_and_the_users_do(
     ],
 )
 def test_a_line_of_another_build_is_answered_with_what_the_image_has(
-    image: Image, requirements: str, said: str
+    image: Image, requirements: str, message: str
 ) -> None:
-    """``pip freeze`` of another image, which is what most projects have."""
+    """Answer lines of ``pip freeze`` of another image, which most projects have."""
     replaced(image, "torch", "2.13.0+cpu", "symbols>=2")
     assert image.run("symbols\n").status == 0
     (image.base / "code/more").mkdir(parents=True)
-    made = image.run(requirements, {"more/wanted.txt": "plain\ntorch<2\n"})
-    assert made.status == 0, made.text
-    assert said in made.text
-    assert "secret" not in made.text
-    found = image.versions()
-    assert found.pop("vision", "1.1") == "1.1"
-    assert found == {**PROTECTED, "plain": "1.0", "symbols": "2.0"}
+    launcher = image.run(requirements, {"more/wanted.txt": "plain\ntorch<2\n"})
+    assert launcher.status == 0, launcher.text
+    assert message in launcher.text
+    assert "secret" not in launcher.text
+    installed = image.versions()
+    assert installed.pop("vision", "1.1") == "1.1"
+    assert installed == {**PROTECTED, "plain": "1.0", "symbols": "2.0"}
 
 
 def test_lines_with_hashes_of_another_build_are_answered_too(image: Image, wheels: Path) -> None:
     digest = hashlib.sha256((wheels / "plain-1.0-py3-none-any.whl").read_bytes()).hexdigest()
-    made = image.run(
+    launcher = image.run(
         f"torch==2.1.0 --hash=sha256:{digest}\nplain==1.0 \\\n    --hash=sha256:{digest}\n"
     )
-    assert made.status == 0, made.text
+    assert launcher.status == 0, launcher.text
     assert image.versions() == {**PROTECTED, "plain": "1.0"}
 
 
@@ -368,23 +372,23 @@ def test_what_the_image_cannot_give_is_refused_all_at_once(
     image: Image, requirements: str, reasons: tuple[str, ...]
 ) -> None:
     image.document["needs"] = {"kernels": "nvcc", "others": "nvcc", "plain": "nvcc"}
-    made = image.run(requirements)
-    assert (made.status, "THE SCRIPT RAN" in made.text) == (65, False)
-    assert [each for each in reasons if each not in made.failure.splitlines()[0]] == []
+    launcher = image.run(requirements)
+    assert (launcher.status, "THE SCRIPT RAN" in launcher.text) == (65, False)
+    assert [reason for reason in reasons if reason not in launcher.failure.splitlines()[0]] == []
     assert image.versions() == PROTECTED
 
 
 def test_strict_refuses_a_line_of_another_build(image: Image) -> None:
-    made = image.run("plain\ntorch==2.1\n", TRAINWORKS_STRICT_REQUIREMENTS="on")
-    refused(made, "--strict: lines are not answered with what the image has")
-    assert "torch==2.1 is not installed" in made.text
+    launcher = image.run("plain\ntorch==2.1\n", TRAINWORKS_STRICT_REQUIREMENTS="on")
+    refused(launcher, "--strict: lines are not answered with what the image has")
+    assert "torch==2.1 is not installed" in launcher.text
     assert image.versions() == PROTECTED
-    made = image.run("plain\n", TRAINWORKS_STRICT_REQUIREMENTS="yes")
-    assert "TRAINWORKS_STRICT_REQUIREMENTS" in made.failure
+    launcher = image.run("plain\n", TRAINWORKS_STRICT_REQUIREMENTS="yes")
+    assert "TRAINWORKS_STRICT_REQUIREMENTS" in launcher.failure
 
 
 @pytest.mark.parametrize(
-    ("name", "line", "said"),
+    ("name", "line", "message"),
     [
         ("requirements.txt", "plain=1.0=py_0", "plain=1.0=py_0 is conda's"),
         (
@@ -413,19 +417,19 @@ def test_strict_refuses_a_line_of_another_build(image: Image) -> None:
     ],
 )
 def test_files_of_other_tools_are_refused_with_what_converts_them(
-    image: Image, name: str, line: str, said: str
+    image: Image, name: str, line: str, message: str
 ) -> None:
     (image.base / "code").mkdir()
     (image.base / name).write_text(f"{line}\n")
-    assert said in image.program("-r", name).stderr
+    assert message in image.program("-r", name).stderr
 
 
-# --- without uv in it -----------------------------------------------------------------------------
+# --- an image without uv --------------------------------------------------------------------------
 def test_an_image_without_uv_says_so_and_pip_installs(image: Image) -> None:
     (image.base / "venv/bin/uv").unlink()
-    made = image.run("vision\n")
-    assert made.status == 0, made.text
-    assert "trainworks: this image has no uv: pip installs" in made.text
+    launcher = image.run("vision\n")
+    assert launcher.status == 0, launcher.text
+    assert "trainworks: this image has no uv: pip installs" in launcher.text
     assert image.versions() == {**PROTECTED, "vision": "1.1"}
 
 
@@ -433,9 +437,9 @@ def test_an_image_without_uv_says_so_and_pip_installs(image: Image) -> None:
 def test_what_is_pinned_for_another_torch_is_refused_although_torch_itself_is_answered(
     image: Image,
 ) -> None:
-    made = image.run("torch==2.1.0\nolder==1.0\n")
+    launcher = image.run("torch==2.1.0\nolder==1.0\n")
     refused(
-        made,
+        launcher,
         "older 1.0 requires torch==2.1.0, and this image has torch 2.13.0+cpu; ask for a version of"
         " older that fits 2.13.0+cpu, or choose an image with torch==2.1.0",
     )
@@ -455,8 +459,8 @@ WHEEL_OF_PROJECT = """
 
 
 def source_of(name: str, requires: str = "", build: str = "") -> dict[str, str]:
-    """A project whose build backend is its own, so that pip needs no index.
-    build: what building runs.
+    """Return a project whose build backend is its own, so that pip needs no index. build: the code
+    that a build runs.
     """
     head = f"Metadata-Version: 2.1\\nName: {name}\\nVersion: 1.0\\n" + (
         f"Requires-Dist: {requires}\\n" if requires else ""
@@ -481,26 +485,26 @@ def source_of(name: str, requires: str = "", build: str = "") -> dict[str, str]:
 
 
 def test_a_project_that_wants_another_torch(image: Image) -> None:
-    """Its own file says it where it is static.
+    """The project's own file names the version where the file is static.
 
-    What only its build says is the resolver's to refuse.
+    The requirements that only its build tells are the resolver's to refuse.
     """
     files = source_of("project", "torch==2.1")
     dynamic = files["pyproject.toml"].replace(
         'version = "1.0"\n', 'version = "1.0"\ndynamic = ["dependencies"]\n'
     )
-    made = image.run("plain\n", {**files, "pyproject.toml": dynamic})
-    assert made.status == 65
-    assert "project==1.0 depends on torch==2.1" in made.failure
+    launcher = image.run("plain\n", {**files, "pyproject.toml": dynamic})
+    assert launcher.status == 65
+    assert "project==1.0 depends on torch==2.1" in launcher.failure
     static = files["pyproject.toml"].replace(
         'version = "1.0"\n', 'version = "1.0"\ndependencies = ["torch==2.1"]\n'
     )
     files["backend.py"] = files["backend.py"].replace("raise NotImplementedError", WHEEL_OF_PROJECT)
-    made = image.run("plain\n", {**files, "pyproject.toml": static})
-    assert made.status == 0, made.text
+    launcher = image.run("plain\n", {**files, "pyproject.toml": static})
+    assert launcher.status == 0, launcher.text
     assert (
         "pyproject.toml: torch==2.1 is not installed: this image keeps torch 2.13.0+cpu"
-        in made.text
+        in launcher.text
     )
     assert image.versions() == {**PROTECTED, "plain": "1.0", "project": "1.0"}
 
@@ -516,22 +520,22 @@ def test_a_companion_that_was_built_for_another_torch_is_refused(image: Image) -
 
 
 def test_a_companion_that_fits_is_taken_where_it_is_found(image: Image, wheels: Path) -> None:
-    made = image.run(f"--find-links {wheels}/cpu\ntorchvision\n")
-    assert made.status == 0, made.text
+    launcher = image.run(f"--find-links {wheels}/cpu\ntorchvision\n")
+    assert launcher.status == 0, launcher.text
     assert image.versions() == {**PROTECTED, "torchvision": "0.28.0+cpu"}
 
 
-# --- what cannot be compiled ----------------------------------------------------------------------
+# --- packages that cannot be compiled -------------------------------------------------------------
 def test_what_may_compile_for_gpus_is_named_where_the_image_has_no_nvcc(image: Image) -> None:
     image.document["compiled_by"] = {"plain": "nvcc", "absent": "nvcc"}
-    made = image.run("plain\n")
-    assert made.status == 0, made.text
+    launcher = image.run("plain\n")
+    assert launcher.status == 0, launcher.text
     warning = (
         "warning: plain may compile code for GPUs when it is first used, and this image has no"
         " nvcc: take an image"
     )
-    assert f"trainworks: {warning} that was built --with nvcc" in made.text
-    assert "absent" not in made.text.replace("absent=nvcc", "")
+    assert f"trainworks: {warning} that was built --with nvcc" in launcher.text
+    assert "absent" not in launcher.text.replace("absent=nvcc", "")
 
 
 @pytest.mark.parametrize(
@@ -540,7 +544,7 @@ def test_what_may_compile_for_gpus_is_named_where_the_image_has_no_nvcc(image: I
 def test_a_folder_of_a_line_is_built_in_a_copy(image: Image, line: str) -> None:
     """Hosts that share the code would build into each other.
 
-    A folder beside it is there as well.
+    A folder beside the project is there as well.
     """
     code = image.base / "code"
     file, content = wheel("thing", "", "1.0", ())
@@ -552,8 +556,10 @@ def test_a_folder_of_a_line_is_built_in_a_copy(image: Image, line: str) -> None:
     )
     files = source_of("thing", build=build)
     files = {f"thing/{name}": text for name, text in files.items()}
-    made = image.run(f"{line.format(uri=(code / 'thing').as_uri())}\n", {**files, "beside.txt": ""})
-    assert made.status == 0, made.text
+    launcher = image.run(
+        f"{line.format(uri=(code / 'thing').as_uri())}\n", {**files, "beside.txt": ""}
+    )
+    assert launcher.status == 0, launcher.text
     assert "thing" in image.versions()
     assert sorted(path.name for path in (code / "thing").iterdir()) == sorted(
         [*source_of("thing"), file]
@@ -573,8 +579,8 @@ def test_folders_of_one_file_are_all_built_in_copies(image: Image) -> None:
         sources.update(
             {f"{place}/{path}": text for path, text in source_of(name, build=build).items()}
         )
-    made = image.run("".join(f"./{place}\n" for place in places), sources)
-    assert made.status == 0, made.text
+    launcher = image.run("".join(f"./{place}\n" for place in places), sources)
+    assert launcher.status == 0, launcher.text
     assert {"one", "two", "three"} <= set(image.versions())
     assert not list(code.rglob("built"))
 
@@ -582,11 +588,11 @@ def test_folders_of_one_file_are_all_built_in_copies(image: Image) -> None:
 def test_the_reason_of_a_failed_build_is_the_builds_own(image: Image) -> None:
     files = source_of("thing", build="subprocess.run(['gcc', '-c', 'thing.c'])")
     (image.base / "code/thing").mkdir(parents=True)
-    made = image.run(
+    launcher = image.run(
         "./thing\n", {f"thing/{name}": text for name, text in files.items()}, PATH=str(image.base)
     )
-    assert made.status == 65
-    reason = made.failure.splitlines()[0]
+    assert launcher.status == 65
+    reason = launcher.failure.splitlines()[0]
     assert reason.startswith("Failed to build `thing @ file://")
     assert reason.endswith("FileNotFoundError: [Errno 2] No such file or directory: 'gcc'")
 
@@ -623,30 +629,30 @@ def native(folder: Path, version: str, content: str) -> None:
 def test_what_fails_beside_what_went_back_is_taken_in_an_older_release(
     image: Image, tmp_path: Path, line: str, taken: str
 ) -> None:
-    """As pyarrow 26 beside numpy 1, which its metadata do not say."""
+    """Fail as pyarrow 26 beside numpy 1, which its metadata do not say."""
     (tmp_path / "native").mkdir()
     native(tmp_path / "native", "2.0", "")
     native(tmp_path / "native", "3.0", "raise ImportError('native requires Core 2.0 or newer')\n")
     assert image.run("core==2.0\n").status == 0
-    made = image.run(f"--find-links {tmp_path / 'native'}\ncore<2\n{line}\n")
-    assert made.status == 0, made.text
+    launcher = image.run(f"--find-links {tmp_path / 'native'}\ncore<2\n{line}\n")
+    assert launcher.status == 0, launcher.text
     assert image.versions()["native"] == taken
     assert (
         "native 3.0 cannot be imported beside the requirements (ImportError:"
-        " native requires Core 2.0" in made.text
+        " native requires Core 2.0" in launcher.text
     )
 
 
 def test_an_index_of_another_build_is_left_out(image: Image) -> None:
-    """Nothing is asked of it: a strict job too goes on."""
+    """Send no request to that index: a strict job too goes on."""
     lines = (
         "--extra-index-url https://wheels.example/cu130\n"
         "--find-links https://wheels.example/stable.html\n"
         "plain\n"
     )
-    made = image.run(lines, TRAINWORKS_STRICT_REQUIREMENTS="on")
-    assert made.status == 0, made.text
-    assert made.text.count("is not needed: it has another build than this image") == 2
+    launcher = image.run(lines, TRAINWORKS_STRICT_REQUIREMENTS="on")
+    assert launcher.status == 0, launcher.text
+    assert launcher.text.count("is not needed: it has another build than this image") == 2
 
 
 def test_a_file_in_another_encoding(image: Image) -> None:
@@ -656,7 +662,7 @@ def test_a_file_in_another_encoding(image: Image) -> None:
     assert image.program("-r", "r.txt").returncode == 0
 
 
-# --- what uv reads of a project itself ------------------------------------------------------------
+# --- projects that uv reads itself ----------------------------------------------------------------
 SELF = """
 [project]
 name = "client"
@@ -679,7 +685,7 @@ explicit = true
 
 
 def test_a_project_is_uvs_to_read(image: Image) -> None:
-    """`client` is on the index, too: what has its name there is somebody else's."""
+    """Put `client` on the index, too: the package of that name there is another project's."""
     (image.base / "pyproject.toml").write_text(SELF)
     done = image.program("-r", "pyproject.toml", "--extra", "all", "--group", "dev")
     assert done.returncode == 0, done.stderr
@@ -708,7 +714,7 @@ def test_what_a_project_has_compiled_is_refused_first(image: Image) -> None:
         "pyproject.toml: kernels is compiled by nvcc, which is not there, and no wheel fits"
         in done.stderr
     )
-    # What a project has from a place of its own is uv's to find.
+    # A package that a project has from a place of its own is uv's to find.
     wheel_of_theirs, content = wheel("kernels", "", "1.0", ())
     (image.base / wheel_of_theirs).write_bytes(content)
     source = f'[tool.uv.sources]\nkernels = {{path = "{wheel_of_theirs}"}}\n'
@@ -730,7 +736,7 @@ def test_a_script_says_what_it_requires(image: Image) -> None:
 
 
 def test_uvs_settings_of_the_user_do_not_count(image: Image) -> None:
-    """They are of one machine.
+    """Ignore settings that are of one machine.
 
     Those of other programs in that folder count: git and keyring read them there.
     """
@@ -762,18 +768,18 @@ def test_without_uv_only_files_of_pips_are_read(image: Image) -> None:
 
 
 # --- shown beforehand -----------------------------------------------------------------------------
-def made_for(document: Mapping[str, Json]) -> Environment:
-    found = parse_manifest(json.dumps({**manifest_document(), **document}), "made-up")
+def environment_with(document: Mapping[str, Json]) -> Environment:
+    image_manifest = parse_manifest(json.dumps({**manifest_document(), **document}), "made-up")
     return environment(
-        manifest=found, code=Code("/opt/ml/code", entries=("requirements.txt", "train.py"))
+        manifest=image_manifest, code=Code("/opt/ml/code", entries=("requirements.txt", "train.py"))
     )
 
 
 def test_the_plan_shows_what_is_kept() -> None:
     protected = {f"nvidia-{name}": "1" for name in "abc"}
-    made = made_for({"protected": {**PROTECTED, **protected}})
+    job_environment = environment_with({"protected": {**PROTECTED, **protected}})
     program = "/opt/trainworks/lib/trainworks_launcher/programs/install.py"
-    assert plan(made).requirements == (
+    assert plan(job_environment).requirements == (
         "/usr/bin/python",
         "-I",
         program,
@@ -783,14 +789,14 @@ def test_the_plan_shows_what_is_kept() -> None:
     )
     (row,) = [
         row
-        for row in explain(plan(made), {})
+        for row in explain(plan(job_environment), {})
         if row.kind == "choice" and row.name == "requirements"
     ]
-    kept = "torch 2.13.0+cpu, triton 3.0.0, mpi4py 4.1.2, nvidia-a 1 and 2 more"
-    assert (row.origin, row.why) == ("image", f"the image's {kept} stay: they are constraints")
+    message = "torch 2.13.0+cpu, triton 3.0.0, mpi4py 4.1.2, nvidia-a 1 and 2 more"
+    assert (row.origin, row.why) == ("image", f"the image's {message} stay: they are constraints")
 
 
 def test_a_plan_without_requirements_says_nothing_of_them() -> None:
-    made = environment(manifest=made_for({"protected": {**PROTECTED}}).manifest)
-    assert plan(made).requirements == ()
-    assert [row for row in explain(plan(made), {}) if row.name == "requirements"] == []
+    job_environment = environment(manifest=environment_with({"protected": {**PROTECTED}}).manifest)
+    assert plan(job_environment).requirements == ()
+    assert [row for row in explain(plan(job_environment), {}) if row.name == "requirements"] == []

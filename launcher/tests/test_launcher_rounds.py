@@ -28,22 +28,23 @@ class Lives:
         return [over for over in map(self.rounds.started, ranks) if over is not None]
 
     def further(self) -> bool:
-        """The round ends, and the next one begins. Return whether it got further."""
+        """End the round, and begin the next one. Return whether the ended one got further."""
         (last,) = self._start()
         return last
 
 
 def test_a_round_that_leaves_nothing_got_no_step_further() -> None:
     lives = Lives()
-    found = [(lives.further(), lives.rounds.restarts) for _ in range(4)]
-    assert found == [(True, 1), (False, 2), (False, 3), (False, 4)]
+    attempts = [(lives.further(), lives.rounds.restarts) for _ in range(4)]
+    assert attempts == [(True, 1), (False, 2), (False, 3), (False, 4)]
 
 
 @pytest.mark.parametrize("where", ["checkpoints", "heartbeat"])
 def test_a_file_that_is_written_is_a_step_further(tmp_path: Path, where: str) -> None:
     file = tmp_path / "deep" / "file"
     file.parent.mkdir()
-    lives = Lives(**{where: str(file if where == "heartbeat" else tmp_path)})
+    place = file if where == "heartbeat" else tmp_path
+    lives = Lives(**{where: str(place)})
     lives.further()
     assert not lives.further()
     file.write_text("1", encoding="ascii")
@@ -84,12 +85,12 @@ FAILURE = Outcome(
 
 
 class Job:
-    """A leader, algo-1, and what it did."""
+    """A leader, algo-1, and its actions."""
 
     def __init__(self) -> None:
-        self.ended: list[Outcome] = []
+        self.outcomes: list[Outcome] = []
         self.lines: list[str] = []
-        of_leader = Handlers(lambda _: None, self.ended.append, self.lines.append)
+        of_leader = Handlers(lambda _: None, self.outcomes.append, self.lines.append)
         of_worker = of_leader._replace(tell=self._tell)
         self.leader = CrashLoop("algo-1", True, of_leader)
         self.worker = CrashLoop("algo-2", False, of_worker)
@@ -129,7 +130,7 @@ def test_three_fruitless_restarts_of_all_hosts_end_a_job(
     job = Job()
     for judged, last in course:
         judged(job, last)
-    assert bool(job.ended) == ends
+    assert bool(job.outcomes) == ends
 
 
 def test_a_lost_host_begins_the_count_anew() -> None:
@@ -139,10 +140,10 @@ def test_a_lost_host_begins_the_count_anew() -> None:
         other(job, NOTHING)
     job.leader.begin_anew()
     own(job, NOTHING)
-    assert not job.ended
+    assert not job.outcomes
     own(job, NOTHING)
     own(job, NOTHING)
-    assert len(job.ended) == 1
+    assert len(job.outcomes) == 1
 
 
 def at(line: int, message: str) -> Outcome:
@@ -155,26 +156,26 @@ def test_the_same_failure_is_the_same_exception_at_the_same_line_whatever_it_say
     job = Job()
     for number in range(3):
         job.leader.judged(NOTHING, at(7, f"object at {number}"))
-    assert len(job.ended) == 1
+    assert len(job.outcomes) == 1
 
 
 def test_another_failure_is_a_step_further() -> None:
     job = Job()
     for line in range(9):
         job.leader.judged(NOTHING, at(line, "always the same"))
-    assert not job.ended
+    assert not job.outcomes
 
 
 def test_the_sentence_is_the_cause_beside_the_last_failure() -> None:
     job = Job()
     for failure in (None, FAILURE, None):
         job.leader.judged(NOTHING, failure)
-    (ended,) = job.ended
-    assert ended.text.splitlines() == [
+    (outcome,) = job.outcomes
+    assert outcome.text.splitlines() == [
         "3 restarts in a row without a step further: ValueError: boom",
         "train.py on host algo-2: exit status 3",
     ]
-    assert (ended.kind, ended.status, ended.host, ended.rank) == (FAILED, 3, "algo-2", 3)
+    assert (outcome.kind, outcome.status, outcome.host, outcome.rank) == (FAILED, 3, "algo-2", 3)
     assert job.lines == [
         "the last restart got no step further (1 in a row; 3 end the job)",
         "the last restart got no step further (2 in a row; 3 end the job)",

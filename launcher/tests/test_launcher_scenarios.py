@@ -1,9 +1,9 @@
-"""What every host of a job ends with, whatever happens: the promises of the
+"""Test the status and cause of every host of a job at each kind of end: the promises of the
 launcher, under the real programs.
 
 Hosts are network namespaces (``launcher_network``), the processes are Open MPI's and torchrun's
-own. The bounds are the ones that were promised; what torchrun itself takes, to load torch and to
-end, is measured and taken off.
+own. The bounds are the ones that were promised; torchrun's own time, to load torch and to end, is
+measured and taken off.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ def manifest(tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Network]:
     """Two hosts that no test spoils."""
-    with network_of(2) as made:
-        yield made
+    with network_of(2) as new_network:
+        yield new_network
 
 
 @pytest.fixture
 def network() -> Iterator[Network]:
     """Two hosts for one test, which may cut them off."""
-    with network_of(2) as made:
-        yield made
+    with network_of(2) as new_network:
+        yield new_network
 
 
 def text_of(hosts: Sequence[Host]) -> str:
@@ -71,11 +71,11 @@ def text_of(hosts: Sequence[Host]) -> str:
 
 
 def moments(hosts: Sequence[Host], word: str) -> list[float]:
-    """When the ranks said a word, in seconds of the clock that all processes of
-    this machine share.
+    """Return when the ranks said a word, in seconds of the clock that all processes of this machine
+    share.
     """
     return [
-        float(found) for found in re.findall(rf"{word} (\d+\.\d+)$", text_of(hosts), re.MULTILINE)
+        float(moment) for moment in re.findall(rf"{word} (\d+\.\d+)$", text_of(hosts), re.MULTILINE)
     ]
 
 
@@ -91,9 +91,9 @@ def read_ready(hosts: Sequence[Host]) -> None:
 
 
 def seconds_until_torchruns_rank(folder: Path) -> float:
-    """What torchrun itself needs until its rank starts, two at a time as here.
+    """Return torchrun's own time until its rank starts, two at a time as in these tests.
 
-    It is loading torch; nothing of that is ours or was promised.
+    The rank is loading torch; nothing of that is ours or was promised.
     """
     script = folder / "moment.py"
     script.write_text("import time; print(time.monotonic(), flush=True)\n", encoding="ascii")
@@ -117,15 +117,17 @@ def torchrun_of(host: Host) -> int:
     words = {
         pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in host.processes()
     }
-    (found,) = (pid for pid, line in words.items() if os.fsencode(PREFIX / "bin/torchrun") in line)
-    return os.pidfd_open(found)
+    (torchrun_pid,) = (
+        pid for pid, line in words.items() if os.fsencode(PREFIX / "bin/torchrun") in line
+    )
+    return os.pidfd_open(torchrun_pid)
 
 
 def wait_for_torchruns(descriptors: Sequence[int]) -> float:
     """The moment in which the last of them had ended.
 
-    It takes seconds after its rank, most of all where the store of its exit barrier is gone already
-    (https://github.com/pytorch/pytorch/issues/69520).
+    The agent takes seconds after its rank, most of all where the store of its exit barrier is gone
+    already (https://github.com/pytorch/pytorch/issues/69520).
     """
     for descriptor in descriptors:
         assert select.select([descriptor], [], [], TIME_OUT)[0]
@@ -148,15 +150,17 @@ def test_a_job_that_does_nothing(
         for host in shared.hosts:
             (tmp_path / f"{host}.go").write_text("")
         torchruns_ended = wait_for_torchruns(descriptors)
-        statuses, ended = wait_all(hosts)
+        statuses, end_time = wait_all(hosts)
         assert statuses == [0, 0], text_of(hosts)
         assert all(host.succeeded for host in hosts)
         ranks_ended = moments(hosts, "end")
         assert len(ranks_ended) == 2
         programs_ended = torchruns_ended if torchrun else max(ranks_ended)
-        assert_within(1, programs_ended, ended, text_of(hosts))
+        assert_within(1, programs_ended, end_time, text_of(hosts))
         torchruns_own = before + programs_ended - max(ranks_ended)
-        assert_within(5, min(host.started for host in hosts) + torchruns_own, ended, text_of(hosts))
+        assert_within(
+            5, min(host.started for host in hosts) + torchruns_own, end_time, text_of(hosts)
+        )
 
 
 @pytest.mark.parametrize("mode", ["mpi", "torch_distributed"])
@@ -170,9 +174,9 @@ def test_a_rank_on_the_second_host_raises(
         + "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\nwait_for_signals()\n"
     )
     with job_on(shared, tmp_path, script, MODES[mode], manifest=manifest) as hosts:
-        statuses, ended = wait_all(hosts)
+        statuses, end_time = wait_all(hosts)
         assert statuses == [1, 1], text_of(hosts)
-        assert_within(5, max(moments(hosts, "raises")), ended, text_of(hosts))
+        assert_within(5, max(moments(hosts, "raises")), end_time, text_of(hosts))
     assert hosts[0].failure == hosts[1].failure
     assert hosts[0].failure.startswith("ValueError: the cause\n"), hosts[0].failure
     assert "Traceback (most recent call last)" in hosts[0].failure
@@ -205,10 +209,10 @@ def test_a_host_is_cut_off(network: Network, manifest: Path, tmp_path: Path, mod
         read_ready(hosts)
         cut = time.monotonic()
         network.cut("algo-2")
-        statuses, ended = wait_all(hosts)
+        statuses, end_time = wait_all(hosts)
         assert statuses == [66, 66], text_of(hosts)
         # The limit, and the time that processes have to end.
-        assert_within(4 + 5, cut, ended, text_of(hosts))
+        assert_within(4 + 5, cut, end_time, text_of(hosts))
     assert hosts[0].failure.startswith("lost host algo-2: no message from it for ")
     assert hosts[1].failure.startswith("lost host algo-1: no message from it for ")
 
@@ -232,11 +236,11 @@ def test_a_host_is_paused(shared: Network, manifest: Path, tmp_path: Path, mode:
 
 def test_mpirun_refuses_to_start(shared: Network, manifest: Path, tmp_path: Path) -> None:
     options = "--display no-such-kind-of-display"
-    asked: dict[str, Json] = {**MODES["mpi"], "sagemaker_mpi_custom_mpi_options": options}
-    with job_on(shared, tmp_path, WAITING, asked, manifest=manifest) as hosts:
-        statuses, ended = wait_all(hosts)
+    hyperparameters: dict[str, Json] = {**MODES["mpi"], "sagemaker_mpi_custom_mpi_options": options}
+    with job_on(shared, tmp_path, WAITING, hyperparameters, manifest=manifest) as hosts:
+        statuses, end_time = wait_all(hosts)
         assert statuses[0] == statuses[1] != 0, text_of(hosts)
-        assert_within(5, min(host.started for host in hosts), ended, text_of(hosts))
+        assert_within(5, min(host.started for host in hosts), end_time, text_of(hosts))
     assert hosts[0].failure == hosts[1].failure
     assert "no-such-kind-of-display" in hosts[0].failure
 
@@ -256,12 +260,12 @@ def test_every_host_is_stopped(shared: Network, manifest: Path, tmp_path: Path, 
         read_ready(hosts)
         for host in hosts:
             host.signal_process_one(signal.SIGTERM)
-        statuses, ended = wait_all(hosts)
+        statuses, end_time = wait_all(hosts)
         assert statuses == [0, 0], text_of(hosts)
         assert len(moments(hosts, "saw SIGTERM")) == len(moments(hosts, "saved")) == 2, text_of(
             hosts
         )
-        assert_within(5, max(moments(hosts, "saved")), ended, text_of(hosts))
+        assert_within(5, max(moments(hosts, "saved")), end_time, text_of(hosts))
         for host in hosts:
             assert (host.base / "model/checkpoint").read_text(encoding="ascii") == "whole"
             assert "job stopped" in host.text
@@ -288,8 +292,11 @@ def test_ranks_save_while_others_have_died_of_the_stop(
         "if rank % 2: signal.signal(signal.SIGTERM, save)\n"
         "say('ready')\nwhile True: time.sleep(0.1)\n"
     )
-    asked: dict[str, Json] = {**MODES[mode], "sagemaker_mpi_num_of_processes_per_host": "2"}
-    with job_on(shared, tmp_path, script, asked, manifest=manifest) as hosts:
+    hyperparameters: dict[str, Json] = {
+        **MODES[mode],
+        "sagemaker_mpi_num_of_processes_per_host": "2",
+    }
+    with job_on(shared, tmp_path, script, hyperparameters, manifest=manifest) as hosts:
         for host in hosts:
             (host.base / "model").mkdir(exist_ok=True)
             host.read_until("ready", 2)
@@ -355,11 +362,11 @@ def test_hosts_end_together_after_the_last_one(
         for host in hosts:
             (host.base / "model").mkdir(exist_ok=True)
         hosts[1 - slow].read_until("end ")
-        statuses, ended = wait_all(hosts)
+        statuses, end_time = wait_all(hosts)
         assert statuses == [0, 0], text_of(hosts)
         first, last = sorted(moments(hosts, "end"))
         assert last - first > 3
-        assert_within(1, hosts[0].ended, ended, text_of(hosts))
+        assert_within(1, hosts[0].end_time, end_time, text_of(hosts))
         for host in hosts:
             assert host.succeeded
             assert (host.base / "model/model").read_text(encoding="ascii") == "complete"
@@ -431,9 +438,12 @@ def test_all_hosts_go_on_from_the_checkpoint_after_one_has_failed(
     saved = tmp_path / "saved"
     saved.mkdir()
     variables = {"TRAINWORKS_CHECKPOINT_DIRECTORY": str(saved)}
-    asked = {**MODES["torch_distributed"], "sagemaker_torch_distributed_max_restarts": "1"}
+    hyperparameters = {
+        **MODES["torch_distributed"],
+        "sagemaker_torch_distributed_max_restarts": "1",
+    }
     with job_on(
-        shared, tmp_path, FAILS_ON_ONE_HOST, asked, manifest=manifest, variables=variables
+        shared, tmp_path, FAILS_ON_ONE_HOST, hyperparameters, manifest=manifest, variables=variables
     ) as hosts:
         assert wait_all(hosts)[0] == [0, 0], text_of(hosts)
         for host in hosts:
@@ -472,9 +482,9 @@ def test_torchrun_goes_on_without_a_lost_host(manifest: Path, tmp_path: Path, ho
         else:
             three.cut("algo-2")
         lost = time.monotonic()
-        statuses, ended = wait_all((hosts[0], hosts[2]))
+        statuses, end_time = wait_all((hosts[0], hosts[2]))
         assert statuses == [0, 0], text_of(hosts)
-        print(f"{how}: {ended - lost:.1f} s from the loss to the end")
+        print(f"{how}: {end_time - lost:.1f} s from the loss to the end")
         if how == "pause":
             hosts[1].resume()
         if how != "kill":
@@ -507,21 +517,19 @@ def test_torchrun_restarts_a_rank_that_fails(
         " 'algo-1'): signal.sigtimedwait([signal.SIGUSR1], 0.05)\n    if rank == 1: sys.exit(3)\n"
         "    signal.pause()\nsay('second life on', host)\n"
     )
-    asked: dict[str, Json] = {
+    hyperparameters: dict[str, Json] = {
         **MODES["torch_distributed"],
         "sagemaker_torch_distributed_max_restarts": "1",
     }
-    asked["shared"] = str(tmp_path)
-    with job_on(shared, tmp_path, script, asked, manifest=manifest) as hosts:
+    hyperparameters["shared"] = str(tmp_path)
+    with job_on(shared, tmp_path, script, hyperparameters, manifest=manifest) as hosts:
         statuses, _ = wait_all(hosts)
         assert statuses == [0, 0], text_of(hosts)
     assert all("second life on " + host.base.name in host.text for host in hosts)
 
 
 def test_the_cause_is_of_the_last_life(shared: Network, manifest: Path, tmp_path: Path) -> None:
-    """A rank that fails each time: what ends the job is its last failure, after
-    the restarts that were allowed.
-    """
+    """Fail each time: the last failure, after the restarts that were allowed, ends the job."""
     script = (
         RANKS + "mark = os.path.join(os.environ['SM_HP_SHARED'], 'second')\n"
         "second = os.path.exists(mark)\n"
@@ -529,12 +537,12 @@ def test_the_cause_is_of_the_last_life(shared: Network, manifest: Path, tmp_path
         "    raise ValueError('in the last life' if second else 'in the first life')\n"
         "while True: signal.pause()\n"
     )
-    asked: dict[str, Json] = {
+    hyperparameters: dict[str, Json] = {
         **MODES["torch_distributed"],
         "sagemaker_torch_distributed_max_restarts": "1",
     }
-    asked["shared"] = str(tmp_path)
-    with job_on(shared, tmp_path, script, asked, manifest=manifest) as hosts:
+    hyperparameters["shared"] = str(tmp_path)
+    with job_on(shared, tmp_path, script, hyperparameters, manifest=manifest) as hosts:
         statuses, _ = wait_all(hosts)
         assert statuses == [1, 1], text_of(hosts)
     assert "in the first life" in hosts[1].text
@@ -547,18 +555,18 @@ def test_restarts_that_lead_nowhere_end_the_job(
 ) -> None:
     """A rank fails at the same step in each life.
 
-    What it prints differs only in times and numbers of processes.
+    Its output differs only in times and numbers of processes.
     """
     script = (
         RANKS + "print(time.strftime('%Y-%m-%d %H:%M:%S'), 'process', os.getpid(), 'of rank', rank,"
         " 'reads', hex(id(rank)))\nif rank == 1: raise ValueError('always the same, of process"
         " %d' % os.getpid())\nwhile True: signal.pause()\n"
     )
-    asked: dict[str, Json] = {
+    hyperparameters: dict[str, Json] = {
         **MODES["torch_distributed"],
         "sagemaker_torch_distributed_max_restarts": "50",
     }
-    with job_on(shared, tmp_path, script, asked, manifest=manifest) as hosts:
+    with job_on(shared, tmp_path, script, hyperparameters, manifest=manifest) as hosts:
         statuses, _ = wait_all(hosts)
         assert statuses == [1, 1], text_of(hosts)
     assert "the last restart got no step further (2 in a row; 3 end the job)" in hosts[0].text
@@ -581,13 +589,15 @@ def test_restarts_that_lead_further_go_on(shared: Network, manifest: Path, tmp_p
         " same')\nif rank == 1: open(last, 'w').close()\nwhile not os.path.exists(last):"
         " signal.sigtimedwait([signal.SIGUSR1], 0.05)\n"
     )
-    asked: dict[str, Json] = {
+    hyperparameters: dict[str, Json] = {
         **MODES["torch_distributed"],
         "sagemaker_torch_distributed_max_restarts": "5",
     }
-    asked["shared"] = str(tmp_path)
+    hyperparameters["shared"] = str(tmp_path)
     beat = {"TRAINWORKS_HEARTBEAT_FILE": str(tmp_path / "beat")}
-    with job_on(shared, tmp_path, script, asked, manifest=manifest, variables=beat) as hosts:
+    with job_on(
+        shared, tmp_path, script, hyperparameters, manifest=manifest, variables=beat
+    ) as hosts:
         statuses, _ = wait_all(hosts)
         assert statuses == [0, 0], text_of(hosts)
     assert "step 5" in hosts[1].text
@@ -595,35 +605,35 @@ def test_restarts_that_lead_further_go_on(shared: Network, manifest: Path, tmp_p
 
 def test_a_stopped_job_is_not_restarted(shared: Network, manifest: Path, tmp_path: Path) -> None:
     """A rank that dies of the stop signal is no failure that torchrun should mend."""
-    asked: dict[str, Json] = {
+    hyperparameters: dict[str, Json] = {
         **MODES["torch_distributed"],
         "sagemaker_torch_distributed_max_restarts": "3",
     }
-    with job_on(shared, tmp_path, WAITING, asked, manifest=manifest) as hosts:
+    with job_on(shared, tmp_path, WAITING, hyperparameters, manifest=manifest) as hosts:
         read_ready(hosts)
         stopped = time.monotonic()
         for host in hosts:
             host.signal_process_one(signal.SIGTERM)
-        statuses, ended = wait_all(hosts)
+        statuses, end_time = wait_all(hosts)
         assert statuses[0] == statuses[1] != 0, text_of(hosts)
-        assert_within(10, stopped, ended, text_of(hosts))
+        assert_within(10, stopped, end_time, text_of(hosts))
     for host in hosts:
         assert "job stopped" in host.text
         assert host.failure.startswith("stopped by SIGTERM")
 
 
-# --- what ends beside it --------------------------------------------------------------------------
+# --- other processes that end beside it -----------------------------------------------------------
 def pids_of(host: Host, name: str) -> list[int]:
     """The processes of a host whose program has this name, the oldest first:
     their numbers begin again some time.
     """
-    found = []
+    starts = []
     for pid in host.processes():
         with contextlib.suppress(OSError):
             head, _, rest = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")
             if head.endswith(f"({name}"):
-                found.append((int(rest.split()[19]), pid))  # `starttime` of proc(5)
-    return [pid for _, pid in sorted(found)]
+                starts.append((int(rest.split()[19]), pid))  # `starttime` of proc(5)
+    return [pid for _, pid in sorted(starts)]
 
 
 def test_ranks_that_ignore_the_stop_signal_end_with_the_status_of_a_kill(
@@ -654,11 +664,11 @@ def test_on_one_host_too_the_status_is_that_of_a_kill(manifest: Path, tmp_path: 
         tmp_path, script, {**MODES["mpi"], "sagemaker_mpi_num_of_processes_per_host": "2"}, {}
     )
     variables = {"TRAINWORKS_STOP_GRACE_SECONDS": "1", "TRAINWORKS_IMAGE_MANIFEST": str(manifest)}
-    with Launcher(tmp_path, variables=variables) as made:
-        made.read_until("ready", 2)
-        made.process.send_signal(signal.SIGTERM)
-        assert made.wait() == 137, made.text
-    assert "killed by SIGKILL (exit status 137" in made.failure
+    with Launcher(tmp_path, variables=variables) as launcher:
+        launcher.read_until("ready", 2)
+        launcher.process.send_signal(signal.SIGTERM)
+        assert launcher.wait() == 137, launcher.text
+    assert "killed by SIGKILL (exit status 137" in launcher.failure
 
 
 def test_the_host_whose_daemon_of_mpirun_dies_is_named(
@@ -694,8 +704,8 @@ def test_orphans_are_reaped_beside_mpiruns_daemons(
         "while zombies() and time.monotonic() < deadline: time.sleep(0.05)\n"
         "say('zombies', zombies())\n"
     )
-    asked: dict[str, Json] = {**MODES["mpi"], "mark": str(tmp_path / "mark")}
-    with job_on(shared, tmp_path, script, asked, manifest=manifest) as hosts:
+    hyperparameters: dict[str, Json] = {**MODES["mpi"], "mark": str(tmp_path / "mark")}
+    with job_on(shared, tmp_path, script, hyperparameters, manifest=manifest) as hosts:
         read_ready(hosts)
         (tmp_path / "mark").touch()
         statuses, _ = wait_all(hosts)

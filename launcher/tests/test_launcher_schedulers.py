@@ -1,9 +1,9 @@
-"""Sixty variable sets of public schedulers, by what becomes of them.
+"""Test sixty variable sets of public schedulers, by their results.
 
 None of several hosts is silently one host.
 
-The sets are what a process sees, as far as their makers document it; ``test_launcher_several`` and
-``test_launcher_clusters`` have more, with the sources.
+The sets are those that a process sees, as far as their makers document them;
+``test_launcher_several`` and ``test_launcher_clusters`` have more, with the sources.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ REFUSED: dict[str, dict[str, str]] = {
         "TPU_PROCESS_BOUNDS": "1,2,1",
     },
 }
-"""Several hosts, and not which ones: the refusal says what to set."""
+"""Several hosts, and not which ones: the refusal names the variables to set."""
 
 RANKS: dict[str, dict[str, str]] = {
     "a rank of mpirun on Fugaku": {
@@ -369,17 +369,17 @@ def test_there_are_as_many_as_promised() -> None:
 
 @pytest.mark.parametrize("name", TAKEN)
 def test_two_hosts_are_planned(name: str) -> None:
-    found = described(TAKEN[name])
-    assert found.problems == ()
-    assert len(texts(found.resource_config["hosts"])) == 2
+    description = described(TAKEN[name])
+    assert description.problems == ()
+    assert len(texts(description.resource_config["hosts"])) == 2
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_missing_is_said(name: str) -> None:
     problems = described(REFUSED[name]).problems
     assert problems
-    said = "\n".join(map(str, problems))
-    assert any(word in said for word in ("TRAINWORKS_HOST", "NNODES", "srun ")), said
+    text = "\n".join(map(str, problems))
+    assert any(word in text for word in ("TRAINWORKS_HOST", "NNODES", "srun ")), text
 
 
 @pytest.mark.parametrize("name", RANKS)

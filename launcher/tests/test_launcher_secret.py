@@ -61,7 +61,7 @@ for name in os.listdir("/proc"):
 
 
 def launcher_of_user(
-    base: Path, script: str, hyperparameters: dict[str, Json] | None = None, **given: str
+    base: Path, script: str, hyperparameters: dict[str, Json] | None = None, **variables: str
 ) -> Launcher:
     """A launcher that runs as another user than this one, from a copy that this user can read."""
     write_inputs(base, script, hyperparameters or {}, {})
@@ -73,12 +73,12 @@ def launcher_of_user(
             parent.chmod(parent.stat().st_mode | 0o011)
     program = (shutil.which("python3", path="/usr/bin:/usr/local/bin") or sys.executable, "-IS")
     entry = base / "launcher/trainworks_launcher/__main__.py"
-    environment = {"PATH": "/usr/bin:/bin", "HOME": str(base), "TMPDIR": str(base), **given}
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(base), "TMPDIR": str(base), **variables}
     return Launcher(base, prefix=AS_USER, program=(*program, str(entry)), variables=environment)
 
 
-def looked_by_user() -> list[str]:
-    """What another process of that user reads of all its processes."""
+def lines_seen_by_user() -> list[str]:
+    """Return the lines of another process of that user that reads all its processes."""
     command = [*AS_USER, "/usr/bin/python3", "-IS", "-c", THIEF, SECRET]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
@@ -87,14 +87,14 @@ def looked_by_user() -> list[str]:
 def test_another_process_of_the_user_reads_the_secret_nowhere(tmp_path: Path) -> None:
     with launcher_of_user(tmp_path, READY, TRAINWORKS_JOB_SECRET=SECRET) as launcher:
         launcher.read_until("is ready")
-        found = looked_by_user()
+        lines = lines_seen_by_user()
         rank = launcher.text.split("rank ")[1].split()[0]
-        assert f"READ {rank} no" in "\n".join(found), "the rank can be debugged"
-        assert any(line.startswith("MEMORY " + rank) for line in found)
-        own = [line for line in found if "__main__.py" in line]
+        assert f"READ {rank} no" in "\n".join(lines), "the rank can be debugged"
+        assert any(line.startswith("MEMORY " + rank) for line in lines)
+        own = [line for line in lines if "__main__.py" in line]
         assert [line.split()[0] for line in own] == ["REFUSED"], own
-        assert not [line for line in found if " secret " in line]
-        assert any("guard.py" in line and line.startswith("READ") for line in found)
+        assert not [line for line in lines if " secret " in line]
+        assert any("guard.py" in line and line.startswith("READ") for line in lines)
 
 
 @needs_root
@@ -120,14 +120,14 @@ def test_ranks_of_a_user_report_and_their_stacks_are_read_while_the_launcher_hol
     image = write_manifest(
         tmp_path / "image.json", {"python": "/usr/bin/python3", "torchrun": str(torchrun)}
     )
-    asked: dict[str, Json] = {
+    hyperparameters: dict[str, Json] = {
         "sagemaker_torch_distributed_enabled": "true",
         "sagemaker_mpi_num_of_processes_per_host": "2",
     }
     variables = {"TRAINWORKS_IMAGE_MANIFEST": str(image), "TRAINWORKS_HANG": "fail"}
     variables |= {"TRAINWORKS_HANG_LIMIT_SECONDS": "3", "TRAINWORKS_JOB_SECRET": SECRET}
     waits = "import threading\ndef stuck_here():\n    threading.Event().wait()\nstuck_here()\n"
-    with launcher_of_user(tmp_path, waits, asked, **variables) as launcher:
+    with launcher_of_user(tmp_path, waits, hyperparameters, **variables) as launcher:
         assert launcher.wait() == 68, launcher.text
     assert "stuck_here" in launcher.text + launcher.failure, launcher.text
 
@@ -138,7 +138,7 @@ def test_hosts_agree_on_a_secret_in_a_file(tmp_path: Path) -> None:
     hosts = ("127.0.0.1", "127.0.0.2")
     shared = {"TRAINWORKS_CONTROL_PORT": str(free_port()), "MASTER_PORT": str(free_port())}
     by_file = {"TRAINWORKS_JOB_SECRET_FILE": str(path)}
-    made = []
+    launchers = []
     for host, variables in zip(hosts, (by_file, {"TRAINWORKS_JOB_SECRET": SECRET}), strict=True):
         config: dict[str, Json] = {
             "hosts": list(hosts),
@@ -146,17 +146,21 @@ def test_hosts_agree_on_a_secret_in_a_file(tmp_path: Path) -> None:
             "network_interface_name": "lo",
         }
         write_inputs(tmp_path / host, "print('trains')", {}, config)
-        made.append(Launcher(tmp_path / host, variables={**shared, **variables}))
-    with made[0], made[1]:
-        assert [launcher.wait() for launcher in made] == [0, 0], made[0].text + made[1].text
-    assert SECRET not in made[0].text + made[1].text
+        launchers.append(Launcher(tmp_path / host, variables={**shared, **variables}))
+    with launchers[0], launchers[1]:
+        assert [launcher.wait() for launcher in launchers] == [0, 0], (
+            launchers[0].text + launchers[1].text
+        )
+    assert SECRET not in launchers[0].text + launchers[1].text
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [(None, "cannot be read"), ("", "is empty"), (" \n", "is empty"), ("short", "can be guessed")],
 )
-def test_a_file_without_a_secret_is_refused(tmp_path: Path, content: str | None, said: str) -> None:
+def test_a_file_without_a_secret_is_refused(
+    tmp_path: Path, content: str | None, message: str
+) -> None:
     path = tmp_path / "secret"
     if content is not None:
         path.write_text(content, encoding="utf-8")
@@ -165,7 +169,7 @@ def test_a_file_without_a_secret_is_refused(tmp_path: Path, content: str | None,
         tmp_path / "job", variables={"TRAINWORKS_JOB_SECRET_FILE": str(path)}
     ) as launcher:
         assert launcher.wait() == 64
-    assert said in launcher.text
+    assert message in launcher.text
     assert "trains" not in launcher.text
 
 

@@ -2,8 +2,8 @@
 
 None is silently one host.
 
-Each set says where it is documented. What is pairs and lists but no distributed
-job stays one host, without a word.
+Each set says where it is documented. A set of pairs and lists that is no distributed job stays one
+host, without a word.
 """
 
 from __future__ import annotations
@@ -299,12 +299,12 @@ def described(variables: Mapping[str, str], hostname: str = "box", file: str = F
 @pytest.mark.parametrize("name", TAKEN)
 def test_hosts_are_taken_where_the_addresses_are_there(name: str) -> None:
     variables, leader, index = TAKEN[name]
-    found = described(variables)
-    assert found.problems == ()
-    hosts = texts(found.resource_config["hosts"])
+    description = described(variables)
+    assert description.problems == ()
+    hosts = texts(description.resource_config["hosts"])
     assert len(hosts) > 1
-    assert found.resource_config["current_host"] == hosts[index]
-    assert found.leader_address == leader
+    assert description.resource_config["current_host"] == hosts[index]
+    assert description.leader_address == leader
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -314,10 +314,10 @@ def test_a_scheduler_without_addresses_is_refused_with_one_way_out(name: str) ->
     assert words in "\n".join(map(str, problems))
     assert len(problems) == 1
     for index in ("0", "1"):  # on each of the hosts
-        moved = {
-            key: index if key.endswith(("INDEX", "PROCNO")) else value
-            for key, value in variables.items()
-        }
+        moved = dict(variables)
+        for key in variables:
+            if key.endswith(("INDEX", "PROCNO")):
+                moved[key] = index
         assert described(moved).problems
 
 
@@ -332,8 +332,8 @@ def test_what_only_looks_like_several_hosts_stays_one_without_a_word(
     )
     assert read.problems == ()
     assert len(make_job(read).placement.hosts) == 1
-    said = [line for line in read.warnings if "this host is planned" in line]
-    assert len(said) == (name == "a step of one node in a job of two"), (
+    lines = [line for line in read.warnings if "this host is planned" in line]
+    assert len(lines) == (name == "a step of one node in a job of two"), (
         "the other node may be meant"
     )
 
@@ -344,8 +344,10 @@ def test_one_host_here_and_more_there_is_refused_with_both_names(name: str) -> N
         (problem,) = described(CONTRADICTS[name], hostname).problems
         for platform in name.split(" and "):
             assert platform in problem.what
-    said = described({**CONTRADICTS[name], "TRAINWORKS_HOSTS": "box", "TRAINWORKS_HOST": "box"})
-    assert said.problems == (), "a person's word counts"
+    description = described(
+        {**CONTRADICTS[name], "TRAINWORKS_HOSTS": "box", "TRAINWORKS_HOST": "box"}
+    )
+    assert description.problems == (), "a person's word counts"
 
 
 def test_the_hint_of_an_elastic_job_with_a_master_is_the_one_that_applies() -> None:
@@ -365,26 +367,32 @@ GOOGLE = {
 
 @pytest.mark.parametrize("index", ["0", "1"])
 def test_google_batchs_file_of_hosts_is_read_and_a_host_finds_itself_in_it(index: str) -> None:
-    given = {**GOOGLE, "BATCH_TASK_INDEX": index}
-    found = described(given, "vm-1")
-    assert found.problems == ()
-    assert found.resource_config == {"hosts": FILE.split(), "current_host": FILE.split()[1]}
-    assert described(given, "stranger").problems
-    assert described({**given, "BATCH_TASK_COUNT": "4"}, "vm-1").problems, "two tasks on each host"
+    variables = {**GOOGLE, "BATCH_TASK_INDEX": index}
+    description = described(variables, "vm-1")
+    assert description.problems == ()
+    assert description.resource_config == {"hosts": FILE.split(), "current_host": FILE.split()[1]}
+    assert described(variables, "stranger").problems
+    assert described({**variables, "BATCH_TASK_COUNT": "4"}, "vm-1").problems, (
+        "two tasks on each host"
+    )
     by_address = Sources(
-        given, hostname="box", read=lambda _: "10.0.0.1\n10.0.0.2\n", address=lambda: "10.0.0.2"
+        variables, hostname="box", read=lambda _: "10.0.0.1\n10.0.0.2\n", address=lambda: "10.0.0.2"
     )
     assert platforms.describe(by_address).resource_config["current_host"] == "10.0.0.2"
 
 
 def test_tasks_of_flux_on_one_node_are_ranks() -> None:
-    given = {"FLUX_JOB_ID": "f1", "FLUX_JOB_NNODES": "1", "FLUX_JOB_SIZE": "8"}
-    found = described({**given, "FLUX_TASK_RANK": "3", "FLUX_TASK_LOCAL_ID": "3"})
-    assert found.problems == ()
-    assert found.tasks is not None
-    assert (found.tasks.rank, found.tasks.local_rank, found.tasks.counts) == (3, 3, (8,))
+    variables = {"FLUX_JOB_ID": "f1", "FLUX_JOB_NNODES": "1", "FLUX_JOB_SIZE": "8"}
+    description = described({**variables, "FLUX_TASK_RANK": "3", "FLUX_TASK_LOCAL_ID": "3"})
+    assert description.problems == ()
+    assert description.tasks is not None
+    assert (description.tasks.rank, description.tasks.local_rank, description.tasks.counts) == (
+        3,
+        3,
+        (8,),
+    )
     for left_out in ("FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_NNODES"):
-        rest = {**given, "FLUX_TASK_RANK": "3", "FLUX_TASK_LOCAL_ID": "3"}
+        rest = {**variables, "FLUX_TASK_RANK": "3", "FLUX_TASK_LOCAL_ID": "3"}
         rest.pop(left_out)
         assert described(rest).problems
 
@@ -424,9 +432,9 @@ def test_a_leader_that_no_other_host_reaches_is_refused_where_there_are_several(
 
 
 def test_a_bare_world_of_two_on_loopback_is_a_warning() -> None:
-    found = described({"MASTER_ADDR": "localhost", "WORLD_SIZE": "2", "RANK": "0"})
-    assert found.problems == ()
-    assert "waits for the other processes on this host" in found.warnings[0]
+    description = described({"MASTER_ADDR": "localhost", "WORLD_SIZE": "2", "RANK": "0"})
+    assert description.problems == ()
+    assert "waits for the other processes on this host" in description.warnings[0]
     assert not described({"MASTER_ADDR": "localhost", "WORLD_SIZE": "1", "RANK": "0"}).warnings
 
 

@@ -64,8 +64,9 @@ def saves(numbers: Sequence[int], handler_after: str = "") -> str:
     return script.replace("HANDLER_AFTER", repr(handler_after))
 
 
-def send(made: Launcher, number: int, prefix: Sequence[str] = ()) -> None:
-    os.kill(made.process_one() if prefix else made.process.pid, number)
+def send(launcher: Launcher, number: int, prefix: Sequence[str] = ()) -> None:
+    process_id = launcher.process_one() if prefix else launcher.process.pid
+    os.kill(process_id, number)
 
 
 # --- passed on, no stop ---------------------------------------------------------------------------
@@ -77,16 +78,16 @@ def test_a_schedulers_signal_reaches_the_script_once_and_stops_nothing(
         pytest.skip("no PID namespace can be made here")
     numbers = (signal.SIGUSR1, signal.SIGALRM, signal.SIGXCPU, signal.SIGRTMIN + 3, signal.SIGUSR2)
     write_inputs(tmp_path, saves(numbers), {}, {})
-    with Launcher(tmp_path, prefix=prefix) as made:
-        made.read_until("ready")
+    with Launcher(tmp_path, prefix=prefix) as launcher:
+        launcher.read_until("ready")
         for number in numbers:
-            send(made, number, prefix)
-            made.read_until(f"saved at {int(number)} in rank")
-        assert made.wait() == 0, made.text
-    assert made.succeeded
-    assert made.text.count("saved at") == len(numbers), made.text
-    assert made.text.count("SIGUSR1: passed on to process ") == 1
-    assert "stopped" not in made.text
+            send(launcher, number, prefix)
+            launcher.read_until(f"saved at {int(number)} in rank")
+        assert launcher.wait() == 0, launcher.text
+    assert launcher.succeeded
+    assert launcher.text.count("saved at") == len(numbers), launcher.text
+    assert launcher.text.count("SIGUSR1: passed on to process ") == 1
+    assert "stopped" not in launcher.text
 
 
 def test_every_signal_that_would_end_the_launcher_without_a_word_is_handled() -> None:
@@ -114,24 +115,24 @@ def test_a_shell_in_front_of_the_script_does_not_die_of_it(tmp_path: Path) -> No
     (tmp_path / "code/run.sh").write_text(
         f"#!/bin/bash\n{sys.executable} train.py\necho code $?\n", encoding="utf-8"
     )
-    with Launcher(tmp_path) as made:
-        made.read_until("ready")
-        send(made, signal.SIGUSR1)
-        assert made.wait() == 0, made.text
-    assert "code 0" in made.text
+    with Launcher(tmp_path) as launcher:
+        launcher.read_until("ready")
+        send(launcher, signal.SIGUSR1)
+        assert launcher.wait() == 0, launcher.text
+    assert "code 0" in launcher.text
 
 
 def test_a_signal_that_comes_before_the_handler_waits_for_it(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     write_inputs(tmp_path, saves([signal.SIGUSR1], str(gate)), {}, {})
-    with Launcher(tmp_path) as made:
-        made.read_until("imports")
-        send(made, signal.SIGUSR1)
-        made.read_until("SIGUSR1: kept until each rank of this host has a handler for it")
+    with Launcher(tmp_path) as launcher:
+        launcher.read_until("imports")
+        send(launcher, signal.SIGUSR1)
+        launcher.read_until("SIGUSR1: kept until each rank of this host has a handler for it")
         gate.write_text("", encoding="ascii")
-        assert made.wait() == 0, made.text
-    assert made.text.count("saved at") == 1
+        assert launcher.wait() == 0, launcher.text
+    assert launcher.text.count("saved at") == 1
 
 
 def test_a_signal_that_comes_while_the_host_is_probed_waits_too(tmp_path: Path) -> None:
@@ -142,11 +143,11 @@ def test_a_signal_that_comes_while_the_host_is_probed_waits_too(tmp_path: Path) 
     slow.write_text(f"#!/bin/sh\ncat {gate}\nexit 1\n", encoding="utf-8")
     slow.chmod(0o755)
     write_inputs(tmp_path, saves([signal.SIGUSR2]), {}, {})
-    with Launcher(tmp_path, variables={"PATH": f"{slow.parent}:{os.environ['PATH']}"}) as made:
+    with Launcher(tmp_path, variables={"PATH": f"{slow.parent}:{os.environ['PATH']}"}) as launcher:
         with gate.open("w", encoding="ascii"):  # opens when the launcher has started nvidia-smi
-            send(made, signal.SIGUSR2)
-        assert made.wait() == 0, made.text
-    assert made.text.count("saved at") == 1
+            send(launcher, signal.SIGUSR2)
+        assert launcher.wait() == 0, launcher.text
+    assert launcher.text.count("saved at") == 1
 
 
 # --- stops like TERM ------------------------------------------------------------------------------
@@ -158,23 +159,23 @@ def test_a_hangup_stops_the_job_as_term_does(
     if prefix and subprocess.run((*prefix, "true"), check=False, capture_output=True).returncode:
         pytest.skip("no PID namespace can be made here")
     write_inputs(tmp_path, saves([signal.SIGTERM]), {}, {})
-    with Launcher(tmp_path, prefix=prefix) as made:
-        made.read_until("ready")
-        send(made, number, prefix)
-        assert made.wait() == 0, made.text
-    assert f"{number.name}: passed on as SIGTERM; " in made.text
-    assert "job stopped" in made.text
-    assert made.text.count(f"saved at {int(signal.SIGTERM)} in rank") == 1
+    with Launcher(tmp_path, prefix=prefix) as launcher:
+        launcher.read_until("ready")
+        send(launcher, number, prefix)
+        assert launcher.wait() == 0, launcher.text
+    assert f"{number.name}: passed on as SIGTERM; " in launcher.text
+    assert "job stopped" in launcher.text
+    assert launcher.text.count(f"saved at {int(signal.SIGTERM)} in rank") == 1
 
 
 def test_nohup_is_obeyed(tmp_path: Path) -> None:
     write_inputs(tmp_path, saves([signal.SIGUSR1]), {}, {})
-    with Launcher(tmp_path, prefix=("nohup",)) as made:
-        made.read_until("ready")
-        send(made, signal.SIGHUP)
-        send(made, signal.SIGUSR1)
-        assert made.wait() == 0, made.text
-    assert "SIGHUP" not in made.text
+    with Launcher(tmp_path, prefix=("nohup",)) as launcher:
+        launcher.read_until("ready")
+        send(launcher, signal.SIGHUP)
+        send(launcher, signal.SIGUSR1)
+        assert launcher.wait() == 0, launcher.text
+    assert "SIGHUP" not in launcher.text
 
 
 # --- the launcher is killed -----------------------------------------------------------------------
@@ -205,7 +206,7 @@ while True:
 
 
 def wait_for_ends(pids: Sequence[int]) -> None:
-    """Until none of these processes is there; they are nobody's children here."""
+    """Wait until none of these processes is there; they are not children of this process."""
     for pid in pids:
         try:
             descriptor = os.pidfd_open(pid)
@@ -217,23 +218,24 @@ def wait_for_ends(pids: Sequence[int]) -> None:
 
 def test_whatever_the_job_started_ends_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
     write_inputs(tmp_path, LEAVES, {}, {})
-    with Launcher(tmp_path) as made:
-        made.read_until("ready")
-        line = next(line for line in made.text.splitlines() if line.startswith("pids "))
+    with Launcher(tmp_path) as launcher:
+        launcher.read_until("ready")
+        line = next(line for line in launcher.text.splitlines() if line.startswith("pids "))
         pids = [int(word) for word in line.split()[1:-1]]
         assert len(pids) == 6
-        made.process.kill()
+        launcher.process.kill()
         wait_for_ends(pids)
-        made.wait()  # its guard has closed the output, too
+        launcher.wait()  # its guard has closed the output, too
         assert (
-            "the launcher has died; the processes of its job on this host were killed" in made.text
+            "the launcher has died; the processes of its job on this host were killed"
+            in launcher.text
         )
         assert pids_with_variable("SAGEMAKER_BASE_DIR", str(tmp_path)) == []
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
 def test_a_script_that_overwrites_its_environment_ends_too(tmp_path: Path) -> None:
-    """As setproctitle does it: the kernel shows what lies in that memory."""
+    """Overwrite it as setproctitle does: the kernel shows the bytes in that memory."""
     program = tmp_path / "bin/python"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec env -i {sys.executable} "$@"\n', encoding="utf-8")
@@ -245,19 +247,21 @@ def test_a_script_that_overwrites_its_environment_ends_too(tmp_path: Path) -> No
         {},
         {},
     )
-    with Launcher(tmp_path, variables={"TRAINWORKS_IMAGE_MANIFEST": str(image)}) as made:
-        made.read_until("ready")
-        pid = int(made.text.split("pid ")[1].split()[0])
-        made.process.kill()
+    with Launcher(tmp_path, variables={"TRAINWORKS_IMAGE_MANIFEST": str(image)}) as launcher:
+        launcher.read_until("ready")
+        pid = int(launcher.text.split("pid ")[1].split()[0])
+        launcher.process.kill()
         wait_for_ends([pid])
 
 
 def test_a_launcher_that_ends_in_order_leaves_no_guard(tmp_path: Path) -> None:
     write_inputs(tmp_path, "import os; os.system('ps -ewwo ppid,pid,args')", {}, {})
-    with Launcher(tmp_path) as made:
-        assert made.wait() == 0
+    with Launcher(tmp_path) as launcher:
+        assert launcher.wait() == 0
     own = str((tmp_path / "tmp").resolve())
-    guards = [line.split() for line in made.text.splitlines() if own in line and "guard.py" in line]
-    assert [int(words[0]) for words in guards] == [made.process.pid]
+    guards = [
+        line.split() for line in launcher.text.splitlines() if own in line and "guard.py" in line
+    ]
+    assert [int(words[0]) for words in guards] == [launcher.process.pid]
     with pytest.raises(ProcessLookupError):
         os.kill(int(guards[0][1]), 0)

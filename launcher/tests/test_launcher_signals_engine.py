@@ -76,8 +76,8 @@ def manifest(tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Network]:
     """Two hosts that no test spoils."""
-    with network_of(2) as made:
-        yield made
+    with network_of(2) as network:
+        yield network
 
 
 @pytest.mark.parametrize("mode", ["mpi", "torch_distributed"])
@@ -99,14 +99,14 @@ def test_each_host_hands_a_signal_to_its_own_ranks(
 def test_ranks_of_the_scripts_own_starter_get_it_too(
     manifest: Path, tmp_path: Path, mode: str
 ) -> None:
-    """torchrun would die of it, and is passed over; mpirun passes it on itself."""
+    """torchrun would die of the signal, and is passed over; mpirun passes the signal on itself."""
     write_inputs(tmp_path, SAVES, MODES[mode], {})
     (tmp_path / "code/run.sh").write_text(f"#!/bin/bash\n{STARTERS[mode]}\n", encoding="ascii")
-    with Launcher(tmp_path, variables={"TRAINWORKS_IMAGE_MANIFEST": str(manifest)}) as made:
-        made.read_until("ready", 2)
-        made.process.send_signal(signal.SIGUSR1)
-        assert made.wait() == 0, made.text
-    assert made.text.count(f"saved at {int(signal.SIGUSR1)}") == 2
+    with Launcher(tmp_path, variables={"TRAINWORKS_IMAGE_MANIFEST": str(manifest)}) as launcher:
+        launcher.read_until("ready", 2)
+        launcher.process.send_signal(signal.SIGUSR1)
+        assert launcher.wait() == 0, launcher.text
+    assert launcher.text.count(f"saved at {int(signal.SIGUSR1)}") == 2
 
 
 # --- the launcher is killed -----------------------------------------------------------------------
@@ -129,14 +129,14 @@ def test_torchruns_ranks_and_their_data_loaders_end_with_the_launcher(
     manifest: Path, tmp_path: Path
 ) -> None:
     write_inputs(tmp_path, LOADS, MODES["torch_distributed"], {})
-    with Launcher(tmp_path, variables={"TRAINWORKS_IMAGE_MANIFEST": str(manifest)}) as made:
-        made.read_until("ready", 2)
-        pids = pids_in(made.text)
-        assert len(pids) == 6, made.text
+    with Launcher(tmp_path, variables={"TRAINWORKS_IMAGE_MANIFEST": str(manifest)}) as launcher:
+        launcher.read_until("ready", 2)
+        pids = pids_in(launcher.text)
+        assert len(pids) == 6, launcher.text
         killed = time.monotonic()
-        made.process.kill()
-        assert_within(3, killed, wait_for_ends(pids), made.text)
-        made.wait()
+        launcher.process.kill()
+        assert_within(3, killed, wait_for_ends(pids), launcher.text)
+        launcher.wait()
         assert pids_with_variable("SAGEMAKER_BASE_DIR", str(tmp_path)) == []
 
 

@@ -74,8 +74,8 @@ time.sleep(600)
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     need("mpirun", "torchrun", "python")
-    with slurm_of(2, tmp_path_factory.mktemp("slurm")) as made:
-        yield made
+    with slurm_of(2, tmp_path_factory.mktemp("slurm")) as cluster:
+        yield cluster
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_torchrun_trains_on_two_nodes(
     slurm: Slurm, tmp_path: Path, manifest: dict[str, str]
 ) -> None:
     (tmp_path / "train.py").write_text(TORCH)
-    asked = (
+    words = (
         "--mode",
         "torch_distributed",
         "--processes-per-host",
@@ -118,24 +118,24 @@ def test_torchrun_trains_on_two_nodes(
         "--lr",
         "0.05",
     )
-    ended = srun(slurm, tmp_path, manifest, *ONE_PER_NODE, *TRAIN, *asked)
-    assert ended.returncode == 0, ended.stdout
+    result = srun(slurm, tmp_path, manifest, *ONE_PER_NODE, *TRAIN, *words)
+    assert result.returncode == 0, result.stdout
     for rank in range(4):
         node = f"algo-{1 + rank // 2}"
         line = f"[{node} rank {rank}] trained rank {rank} of 4 on {node} equal True loss True\n"
-        assert line in ended.stdout, ended.stdout
+        assert line in result.stdout, result.stdout
 
 
 def test_mpirun_trains_on_two_nodes(slurm: Slurm, tmp_path: Path, manifest: dict[str, str]) -> None:
     """mpirun must not take Slurm's variables for its own: it would start its daemons by srun."""
     (tmp_path / "train.py").write_text(MPI)
-    asked = ("--mode", "mpi", "--processes-per-host", "2", "--", "train.py")
-    ended = srun(slurm, tmp_path, manifest, *ONE_PER_NODE, *TRAIN, *asked)
-    assert ended.returncode == 0, ended.stdout
+    words = ("--mode", "mpi", "--processes-per-host", "2", "--", "train.py")
+    result = srun(slurm, tmp_path, manifest, *ONE_PER_NODE, *TRAIN, *words)
+    assert result.returncode == 0, result.stdout
     for rank in range(4):
         node = f"algo-{1 + rank // 2}"
-        assert f"[{node} rank {rank}] rank {rank} of 4 sum 6 node {node}\n" in ended.stdout, (
-            ended.stdout
+        assert f"[{node} rank {rank}] rank {rank} of 4 sum 6 node {node}\n" in result.stdout, (
+            result.stdout
         )
 
 
@@ -144,12 +144,12 @@ def test_each_task_trains_as_one_rank(
 ) -> None:
     (tmp_path / "train.py").write_text(TORCH)
     words = ("--nodes=2", "--ntasks-per-node=2")
-    ended = srun(slurm, tmp_path, manifest, *words, *TRAIN, "--", "train.py", "--lr", "0.05")
-    assert ended.returncode == 0, ended.stdout
+    result = srun(slurm, tmp_path, manifest, *words, *TRAIN, "--", "train.py", "--lr", "0.05")
+    assert result.returncode == 0, result.stdout
     for rank in range(4):
         node = f"algo-{1 + rank // 2}"
         line = f"[{node} rank {rank}] trained rank {rank} of 4 on {node} equal True loss True\n"
-        assert line in ended.stdout, ended.stdout
+        assert line in result.stdout, result.stdout
 
 
 @pytest.mark.parametrize(
@@ -161,19 +161,19 @@ def test_status_and_cause_of_a_failed_task_end_the_step_on_both_nodes(
     """srun by itself reports 143 for this, or waits for the tasks that are left."""
     (tmp_path / "train.py").write_text(FAILS)
     words = ("--nodes=2", f"--ntasks-per-node={per_node}", "--label")
-    ended = srun(slurm, tmp_path, manifest, *words, *TRAIN, "--mode", mode, "--", "train.py")
+    result = srun(slurm, tmp_path, manifest, *words, *TRAIN, "--mode", mode, "--", "train.py")
     seconds, now = time.time() - float((tmp_path / "left").read_text()), time.monotonic()
-    assert ended.returncode == 42, ended.stdout
+    assert result.returncode == 42, result.stdout
     # A status of the script's own says nothing of its last words: they are shown in the text.
-    said = re.findall(
+    matches = re.findall(
         r"^(\d+): .*job failed \(exit status 42, host algo-2\): .*exit status 42$",
-        ended.stdout,
+        result.stdout,
         re.MULTILINE,
     )
-    assert sorted(said) == [str(task) for task in range(2 * per_node)], ended.stdout
+    assert sorted(matches) == [str(task) for task in range(2 * per_node)], result.stdout
     assert "the disk is on fire" in (tmp_path / "output/failure").read_text()
     print(f"from the exit to the end of srun: {seconds:.2f} s")
-    assert_within(5, now - seconds, now, ended.stdout)
+    assert_within(5, now - seconds, now, result.stdout)
 
 
 @pytest.mark.parametrize("signal", [(), ("--signal=TERM",)], ids=["cancel", "signal"])
@@ -216,8 +216,8 @@ def test_a_cancelled_job_stops_every_rank(
 def test_a_batch_script_without_srun_is_refused(
     slurm: Slurm, tmp_path: Path, manifest: dict[str, str]
 ) -> None:
-    """It runs on the first node only: as one host of a job of two it would
-    train alone, and end with 0.
+    """The script runs on the first node only: as one host of a job of two it would train alone, and
+    end with 0.
     """
     (tmp_path / "train.py").write_text("print('trained alone')")
     batch = tmp_path / "batch.sh"

@@ -1,7 +1,7 @@
 """The programs that stand in front of mpirun and sshd, called by the SDK's
 driver and by anybody else.
 
-What needs a host without ssh host keys is in tests/sdk.
+The tests that need a host without ssh host keys are in tests/sdk.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ DRIVERS_LINE = (
     *("-mca", "btl_tcp_if_include", "ethwe", "-mca", "oob_tcp_if_include", "ethwe"),
     *("-mca", "pml", "ob1", "-x", "NCCL_SOCKET_IFNAME=ethwe", "-x", "PATH"),
 )
-"""As the driver of sagemaker-train 1.27.0 has it, without what matters here to nobody."""
+"""The driver's code of sagemaker-train 1.27.0, without the parts that do not matter in this test.
+"""
 
 PROGRAM = (
     "/opt/venv/bin/python3",
@@ -53,7 +54,7 @@ def test_nothing_is_replaced_where_the_interface_exists_or_none_is_known_to_be_b
 
 
 @pytest.mark.parametrize(
-    ("hosts", "ranks", "said"),
+    ("hosts", "ranks", "message"),
     [
         ("algo-1:2,algo-2:2", "2", "asks for 2 process(es), and the hosts have room for 4"),
         ("algo-1,algo-2", "1", "asks for 1 process(es), and the hosts have room for 2"),
@@ -63,20 +64,20 @@ def test_nothing_is_replaced_where_the_interface_exists_or_none_is_known_to_be_b
     ],
 )
 def test_a_world_that_is_too_small_is_said_and_left_as_it_is(
-    hosts: str, ranks: str, said: str
+    hosts: str, ranks: str, message: str
 ) -> None:
-    given = ["--host", hosts, "-np", ranks, *PROGRAM]
-    words, notes = corrected(given, "", "")
-    assert words == given
-    assert said in "".join(notes)
-    assert len(notes) == bool(said)
+    words_before = ["--host", hosts, "-np", ranks, *PROGRAM]
+    words, notes = corrected(words_before, "", "")
+    assert words == words_before
+    assert message in "".join(notes)
+    assert len(notes) == bool(message)
 
 
 @pytest.mark.parametrize(
-    "given", [[], ["-np"], ["--host"], ["-mca", "x"], ["-x"], ["--version"], ["hostname"]]
+    "words_before", [[], ["-np"], ["--host"], ["-mca", "x"], ["-x"], ["--version"], ["hostname"]]
 )
-def test_a_line_that_mpirun_would_refuse_is_left_to_mpirun(given: list[str]) -> None:
-    assert corrected(given, "ethwe", "eth0") == (given, ())
+def test_a_line_that_mpirun_would_refuse_is_left_to_mpirun(words_before: list[str]) -> None:
+    assert corrected(words_before, "ethwe", "eth0") == (words_before, ())
 
 
 REAL = (
@@ -198,7 +199,7 @@ def test_open_mpi_4_reads_them_itself_and_a_users_own_value_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "sshd_words",
     [
         ("-De", "-h", "/key"),
         ("-D", "-f", "/etc/mine"),
@@ -209,7 +210,7 @@ def test_open_mpi_4_reads_them_itself_and_a_users_own_value_stays() -> None:
     ],
 )
 def test_an_sshd_whose_keys_are_chosen_already_gets_none(
-    installed: Path, given: tuple[str, ...]
+    installed: Path, sshd_words: tuple[str, ...]
 ) -> None:
-    done = called(installed, "somebody_else.py", "sshd", *given)
-    assert (done.stdout, done.stderr) == (f"{[*given]} None None\n", "")
+    done = called(installed, "somebody_else.py", "sshd", *sshd_words)
+    assert (done.stdout, done.stderr) == (f"{[*sshd_words]} None None\n", "")

@@ -1,8 +1,8 @@
 """Faults before the first step, on two hosts that are network namespaces: the job starts, or its
 log names the fault.
 
-Marked ``engine``; see test_launcher_engine for what is needed. Packets are
-dropped by iptables in the namespaces.
+Marked ``engine``; see test_launcher_engine for its needs. Packets are dropped by iptables in the
+namespaces.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ print(os.environ["SM_CURRENT_HOST"], "has started", flush=True)
 @pytest.fixture
 def network() -> Iterator[Network]:
     need("iptables")
-    with network_of(2) as made:
-        yield made
+    with network_of(2) as new_network:
+        yield new_network
 
 
 def drop(
@@ -52,7 +52,7 @@ def train(
     program: Sequence[str] = TRAIN,
     words: Sequence[str] = (),
     user: Sequence[str] = (),
-    **told: str,
+    **variables: str,
 ) -> Host:
     """``train -- train.py`` on one of two hosts.
 
@@ -60,9 +60,9 @@ def train(
     """
     base = folder / host
     base.mkdir()
-    told = {"TRAINWORKS_HOSTS": ",".join(network.hosts), "TRAINWORKS_HOST": host, **told}
+    variables = {"TRAINWORKS_HOSTS": ",".join(network.hosts), "TRAINWORKS_HOST": host, **variables}
     prefix = network.inside(host, *as_host(host, folder), "env", f"--chdir={folder}", *user)
-    return Host(base, *words, "--", "train.py", variables=told, prefix=prefix, program=program)
+    return Host(base, *words, "--", "train.py", variables=variables, prefix=prefix, program=program)
 
 
 @contextlib.contextmanager
@@ -94,11 +94,11 @@ def test_a_healthy_job_says_nothing_of_its_data_path(network: Network, tmp_path:
     for name, host in zip(network.hosts, hosts, strict=True):
         assert f"{name} has started" in host.text
         expected = ("each of the 2 hosts runs the whole program", "this image has no manifest")
-        said = host.text
+        text_left = host.text
         for words in expected:
-            said = said.replace(f"warning: {words}", "")
+            text_left = text_left.replace(f"warning: {words}", "")
         for word in ("data path", "warning", "store", "waiting for algo", "not joined"):
-            assert word not in said, host.text
+            assert word not in text_left, host.text
 
 
 @pytest.mark.parametrize("deaf", ["algo-1", "algo-2"])
@@ -112,9 +112,9 @@ def test_a_firewall_with_two_open_ports_is_named(
     other = next(host for host in network.hosts if host != deaf)
     with job(network, tmp_path) as hosts:
         assert [host.wait() for host in hosts] == [0, 0], texts(hosts)
-    said = f"the data path to {deaf} does not work: {other} tried {network.address(deaf)} port "
+    message = f"the data path to {deaf} does not work: {other} tried {network.address(deaf)} port "
     for host in hosts if other == "algo-2" else hosts[:1]:
-        assert said in host.text, texts(hosts)
+        assert message in host.text, texts(hosts)
         assert "no answer within 5 s" in host.text
         assert "open all TCP ports between the hosts" in host.text
 
@@ -175,7 +175,8 @@ def test_who_has_not_come_is_named_again_where_the_job_is_stopped(
         ("algo-2", "not joined after "),
     ):
         with job(network, tmp_path, hosts=[host]) as (alone,):
-            alone.read_until("waiting for 1 other host" if host == "algo-1" else "joining algo-1")
+            awaited_line = "waiting for 1 other host" if host == "algo-1" else "joining algo-1"
+            alone.read_until(awaited_line)
             alone.signal_process_one(signal.SIGTERM)
             assert alone.wait() == 143, alone.text
         assert words in alone.text
@@ -216,8 +217,8 @@ def program(network: Network, host: str, *words: str, until: str = "") -> Iterat
 def test_another_program_at_the_leaders_port_ends_both_hosts(
     network: Network, tmp_path: Path
 ) -> None:
-    """The leader ends at once, and the other host long before the join limit:
-    what answers is no launcher.
+    """End the leader at once, and the other host long before the join limit: the answer is not a
+    launcher's.
     """
     need("ss")
     serve = (sys.executable, "-m", "http.server", str(CONTROL_PORT), "--directory", str(tmp_path))
@@ -320,13 +321,15 @@ raise SystemExit(3)
 
 
 def test_ranks_that_find_each_other_after_a_minute_are_no_hang_and_no_cause(tmp_path: Path) -> None:
-    """They were seen while they searched: what they print afterwards is progress again."""
+    """See ranks while they search: their later output is progress again."""
     (tmp_path / "train.py").write_text(MEETS_LATE, encoding="ascii")
-    told = {"TRAINWORKS_HANG": "fail", "TRAINWORKS_HANG_LIMIT_SECONDS": "85"}
+    variables = {"TRAINWORKS_HANG": "fail", "TRAINWORKS_HANG_LIMIT_SECONDS": "85"}
     words = ("--mode", "mpi", "--processes-per-host", "2", "--", "train.py")
     manifest = str(engine_manifest(tmp_path))
-    told["TRAINWORKS_IMAGE_MANIFEST"] = manifest
-    with Launcher(tmp_path, *words, variables=told, prefix=("env", f"--chdir={tmp_path}")) as job:
+    variables["TRAINWORKS_IMAGE_MANIFEST"] = manifest
+    with Launcher(
+        tmp_path, *words, variables=variables, prefix=("env", f"--chdir={tmp_path}")
+    ) as job:
         assert job.wait() == 3, job.text
     assert "60 s after the start the ranks have not found each other" in job.text
     assert "had not found each other" not in job.failure

@@ -1,8 +1,8 @@
 """Faults of names, interfaces and addresses on two hosts, in each mode: the job starts all the
 same, or they are named.
 
-Marked ``engine``; see test_launcher_engine for what is needed. Each fault
-stands beside the same job without it.
+Marked ``engine``; see test_launcher_engine for its needs. Each fault stands beside the same job
+without it.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ print("met", int(one), os.environ["SM_CURRENT_HOST"], flush=True)
 group.destroy_process_group()
 """,
 }
-"""A program for each mode whose ranks add up what each has."""
+"""A program for each mode whose ranks add up a number of each."""
 
 DEAD = "10.77.9.9"
-"""An address of nobody on the hosts' network."""
+"""An address without a host on the hosts' network."""
 
 Fault = Callable[[Network], None]
 
@@ -49,8 +49,8 @@ Fault = Callable[[Network], None]
 @pytest.fixture
 def network() -> Iterator[Network]:
     need("torchrun", "mpirun")
-    with network_of(2) as made:
-        yield made
+    with network_of(2) as new_network:
+        yield new_network
 
 
 def names_on(network: Network, host: str, **addresses: str) -> None:
@@ -76,8 +76,8 @@ def own_names(network: Network, address: str = "") -> None:
 
 
 def second_interface(network: Network, subnet: str = "10.99.1", *, plugged: bool = True) -> None:
-    """Give each host an eth1 that reaches nobody, with an address of one
-    subnet, as two bridges for containers are.
+    """Give each host an eth1 that reaches no other host, with an address of one subnet, as two
+    bridges for containers are.
     """
     for number, host in enumerate(network.hosts, 1):
         call(
@@ -129,7 +129,7 @@ def job(
     network: Network,
     folder: Path,
     mode: str,
-    told: Mapping[str, Mapping[str, str]],
+    variables_of_host: Mapping[str, Mapping[str, str]],
     hosts: Sequence[str] = (),
 ) -> Iterator[list[Host]]:
     """A job of one process on each host. told: further variables, by host."""
@@ -137,12 +137,12 @@ def job(
     manifest = str(engine_manifest(folder))
     words = ("--mode", mode, "--processes-per-host", "1") if mode != "none" else ()
     with contextlib.ExitStack() as stack:
-        made = []
+        hosts_started = []
         for host in hosts or network.hosts:
-            variables = {"TRAINWORKS_IMAGE_MANIFEST": manifest, **told.get(host, {})}
-            made.append(train(network, folder, host, words=words, **variables))
-            stack.enter_context(made[-1])
-        yield made
+            variables = {"TRAINWORKS_IMAGE_MANIFEST": manifest, **variables_of_host.get(host, {})}
+            hosts_started.append(train(network, folder, host, words=words, **variables))
+            stack.enter_context(hosts_started[-1])
+        yield hosts_started
 
 
 @pytest.mark.parametrize("mode", list(MEET))
@@ -161,10 +161,10 @@ def test_a_job_starts_all_the_same(network: Network, tmp_path: Path, fault: str,
 def test_a_job_that_may_restart_starts_all_the_same(
     network: Network, tmp_path: Path, fault: str
 ) -> None:
-    """Its hosts meet by c10d, which tells the ranks where rank 0 is."""
+    """Let the hosts meet by c10d, which tells the ranks where rank 0 is."""
     STARTS[fault](network)
-    told = {host: {"TRAINWORKS_MAX_RESTARTS": "1"} for host in network.hosts}
-    with job(network, tmp_path, "torch_distributed", told) as hosts:
+    variables_of_host = {host: {"TRAINWORKS_MAX_RESTARTS": "1"} for host in network.hosts}
+    with job(network, tmp_path, "torch_distributed", variables_of_host) as hosts:
         assert [host.wait() for host in hosts] == [0, 0], texts(hosts)
 
 
@@ -316,11 +316,12 @@ def test_a_port_that_a_user_may_not_open_is_named_with_the_way_out(
     # As any user but root, who could not read the tests' own Python.
     user = ("setpriv", "--bounding-set", "-net_bind_service")
     (tmp_path / "train.py").write_text(MEET["torch_distributed"], encoding="ascii")
-    told = {"TRAINWORKS_IMAGE_MANIFEST": str(engine_manifest(tmp_path)), "MASTER_PORT": port}
+    variables = {"TRAINWORKS_IMAGE_MANIFEST": str(engine_manifest(tmp_path)), "MASTER_PORT": port}
     words = ("--mode", "torch_distributed", "--processes-per-host", "1")
     with contextlib.ExitStack() as stack:
         hosts = [
-            train(network, tmp_path, host, words=words, user=user, **told) for host in network.hosts
+            train(network, tmp_path, host, words=words, user=user, **variables)
+            for host in network.hosts
         ]
         for host in hosts:
             stack.enter_context(host)
@@ -338,11 +339,11 @@ def test_an_interface_that_the_user_names_and_that_has_no_carrier_is_named(
     network: Network, tmp_path: Path
 ) -> None:
     second_interface(network, plugged=False)
-    told = {host: {"GLOO_SOCKET_IFNAME": "eth1"} for host in network.hosts}
-    with job(network, tmp_path, "torch_distributed", told) as hosts:
+    variables_of_host = {host: {"GLOO_SOCKET_IFNAME": "eth1"} for host in network.hosts}
+    with job(network, tmp_path, "torch_distributed", variables_of_host) as hosts:
         hosts[0].read_until("eth1")
-    said = [line for line in hosts[0].text.splitlines() if "eth1" in line]
-    assert "carrier" in said[0], texts(hosts)
+    lines = [line for line in hosts[0].text.splitlines() if "eth1" in line]
+    assert "carrier" in lines[0], texts(hosts)
 
 
 def test_two_hosts_with_one_name_are_named(tmp_path: Path) -> None:
@@ -365,9 +366,7 @@ def test_lists_in_another_order_are_two_leaders(network: Network, tmp_path: Path
 def test_the_address_that_open_mpi_could_not_reach_is_the_cause(
     network: Network, tmp_path: Path
 ) -> None:
-    """The user names an interface that reaches nobody: the rank itself ends
-    with 14, and says nothing.
-    """
+    """Name an interface that reaches no other host: the rank ends with 14, and says nothing."""
     second_interface(network)
     wrong = {"OMPI_MCA_btl_tcp_if_include": "eth1"}
     with job(network, tmp_path, "mpi", dict.fromkeys(network.hosts, wrong)) as hosts:
@@ -383,14 +382,14 @@ def test_a_clock_that_is_a_day_behind_stops_no_start(
 ) -> None:
     need("faketime")
     (tmp_path / "train.py").write_text(MEET[mode], encoding="ascii")
-    told = {"TRAINWORKS_IMAGE_MANIFEST": str(engine_manifest(tmp_path))}
+    variables = {"TRAINWORKS_IMAGE_MANIFEST": str(engine_manifest(tmp_path))}
     words = ("--mode", mode, "--processes-per-host", "1") if mode != "none" else ()
     behind = {"algo-2": ("faketime", "-f", "-1d")}
     with contextlib.ExitStack() as stack:
         hosts = []
         for host in network.hosts:
             hosts.append(
-                train(network, tmp_path, host, words=words, user=behind.get(host, ()), **told)
+                train(network, tmp_path, host, words=words, user=behind.get(host, ()), **variables)
             )
             stack.enter_context(hosts[-1])
         assert [host.wait() for host in hosts] == [0, 0], texts(hosts)

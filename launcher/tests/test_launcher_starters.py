@@ -1,5 +1,5 @@
-"""One starter: a program that starts ranks is refused where the mode starts
-them, and what is idle or alone is said.
+"""Test that there is one starter: a program that starts ranks is refused where the mode starts
+them, and a warning names idle GPUs and a lone process.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ from trainworks_launcher.plan.plan import NodePlan
     ],
 )
 def test_a_starter_is_found_in_a_command_line(line: tuple[str, ...], name: str) -> None:
-    found = starter_of(line)
-    assert (found.name if found else "") == name
+    starter = starter_of(line)
+    assert (starter.name if starter else "") == name
 
 
 def planned(
@@ -78,8 +78,8 @@ def planned(
     variables: dict[str, str] | None = None,
     **changes: object,
 ) -> NodePlan:
-    asked = Invocation(words, mode)
-    known = (
+    invocation = Invocation(words, mode)
+    code_files = (
         "torchrun",
         "mpirun",
         "deepspeed",
@@ -91,10 +91,14 @@ def planned(
         "train.py",
     )
     code = Code(
-        "/work", entries=known, executable=tuple(name for name in known if not name.endswith(".py"))
+        "/work",
+        entries=code_files,
+        executable=tuple(name for name in code_files if not name.endswith(".py")),
     )
-    made = environment(dict(asked.hyperparameters), variables=variables, instance_type="local")
-    return plan(made._replace(invocation=asked, code=code, **changes))  # type: ignore[arg-type]
+    job_environment = environment(
+        dict(invocation.hyperparameters), variables=variables, instance_type="local"
+    )
+    return plan(job_environment._replace(invocation=invocation, code=code, **changes))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("mode", ["torch_distributed", "mpi", "smdistributed.dataparallel"])
@@ -123,62 +127,66 @@ def test_a_starter_behind_a_starter_is_refused_with_the_two_lines(
 def test_a_starter_is_refused_without_a_mode_where_the_platform_asks_for_one() -> None:
     from trainworks_launcher.environment import platforms
 
-    given = {
+    variables = {
         "PET_NNODES": "1",
         "PET_NPROC_PER_NODE": "2",
         "PET_NODE_RANK": "0",
         "PET_MASTER_ADDR": "p-master-0",
         "PET_MASTER_PORT": "23456",
     }
-    found = platforms.describe(platforms.Sources(given, hostname="p-master-0"))
+    description = platforms.describe(platforms.Sources(variables, hostname="p-master-0"))
     changes = {
-        "platform": found,
-        "hosts": found.hosts,
+        "platform": description,
+        "hosts": description.hosts,
         "hostname": "p-master-0",
     }
     with pytest.raises(
         RefusalError, match="mode torch_distributed starts the ranks, and the program torchrun"
     ):
-        planned(("torchrun", "hello.py"), "", given, **changes)
-    assert planned(("hello.py",), "", given, **changes).mode == "torch_distributed"
-    assert planned(("torchrun", "hello.py"), "none", given, **changes).mode == "none"
+        planned(("torchrun", "hello.py"), "", variables, **changes)
+    assert planned(("hello.py",), "", variables, **changes).mode == "torch_distributed"
+    assert planned(("torchrun", "hello.py"), "none", variables, **changes).mode == "none"
 
 
 def test_a_line_of_shell_of_a_job_without_a_command_line_is_read_too() -> None:
     from trainworks_launcher.environment.sdk_drivers import Drivers
 
-    asked: dict[str, Json] = {"sagemaker_torch_distributed_enabled": True}
-    made = environment(asked, instance_type="local")
+    hyperparameters: dict[str, Json] = {"sagemaker_torch_distributed_enabled": True}
+    job_environment = environment(hyperparameters, instance_type="local")
     with pytest.raises(RefusalError, match="make the script itself the entry point"):
-        plan(made._replace(drivers=Drivers(command="torchrun --nproc-per-node 2 train.py")))
+        plan(
+            job_environment._replace(
+                drivers=Drivers(command="torchrun --nproc-per-node 2 train.py")
+            )
+        )
 
 
 # --- idle and alone -------------------------------------------------------------------------------
 EIGHT = NO_GPU._replace(gpus=8)
 
 
-def said(made: NodePlan) -> list[str]:
+def warnings_of(node_plan: NodePlan) -> list[str]:
     words = ("stay idle", "runs the whole program", "sees no GPU")
-    return [word for word in words for line in made.warnings if word in line]
+    return [word for word in words for line in node_plan.warnings if word in line]
 
 
 def test_several_gpus_and_one_process_are_said() -> None:
-    assert said(planned(("train.py",), "none", devices=EIGHT)) == ["stay idle"]
-    assert said(planned(("train.py",), "none", devices=NO_GPU._replace(gpus=1))) == []
-    assert said(planned(("train.py",), devices=EIGHT)) == []
-    assert said(planned(("torchrun", "train.py"), "none", devices=EIGHT)) == [], (
+    assert warnings_of(planned(("train.py",), "none", devices=EIGHT)) == ["stay idle"]
+    assert warnings_of(planned(("train.py",), "none", devices=NO_GPU._replace(gpus=1))) == []
+    assert warnings_of(planned(("train.py",), devices=EIGHT)) == []
+    assert warnings_of(planned(("torchrun", "train.py"), "none", devices=EIGHT)) == [], (
         "it starts one on each"
     )
 
 
 def test_hosts_that_each_run_the_whole_program_are_said_by_the_first() -> None:
     config: dict[str, Json] = {"hosts": ["a", "b"], "current_host": "a"}
-    assert said(planned(("train.py",), "none", hosts=read_hosts(config))) == [
+    assert warnings_of(planned(("train.py",), "none", hosts=read_hosts(config))) == [
         "runs the whole program"
     ]
     config = {"hosts": ["a", "b"], "current_host": "b"}
-    assert said(planned(("train.py",), "none", hosts=read_hosts(config))) == []
-    assert said(planned(("train.py",), hosts=read_hosts(config))) == []
+    assert warnings_of(planned(("train.py",), "none", hosts=read_hosts(config))) == []
+    assert warnings_of(planned(("train.py",), hosts=read_hosts(config))) == []
 
 
 @pytest.mark.parametrize(
@@ -193,30 +201,38 @@ def test_hosts_that_each_run_the_whole_program_are_said_by_the_first() -> None:
 def test_an_image_for_cuda_that_sees_no_gpu_says_what_to_do(
     devices: object, variables: dict[str, str], warned: bool
 ) -> None:
-    made = environment()
-    with_cuda = made.manifest._replace(components={**made.manifest.components, "cuda": "12.1"})
+    job_environment = environment()
+    with_cuda = job_environment.manifest._replace(
+        components={**job_environment.manifest.components, "cuda": "12.1"}
+    )
     for mode in ("none", "torch_distributed"):
-        found = planned(
+        node_plan = planned(
             ("train.py",),
             mode,
             {"PATH": "/usr/bin", **variables},
             devices=devices,
             manifest=with_cuda,
         )
-        assert ("sees no GPU" in said(found)) is warned
-        assert any("--gpus all" in line for line in found.warnings) is warned
-    assert said(planned(("train.py",), devices=NO_GPU)) == [], "an image for CPUs"
+        assert ("sees no GPU" in warnings_of(node_plan)) is warned
+        assert any("--gpus all" in line for line in node_plan.warnings) is warned
+    assert warnings_of(planned(("train.py",), devices=NO_GPU)) == [], "an image for CPUs"
 
 
 def test_an_image_without_neuron_is_refused_on_its_cores() -> None:
-    asked: dict[str, Json] = {"sagemaker_torch_distributed_enabled": True}
-    made = environment(asked, instance_type="ml.neuron.xlarge", hosts=("algo-1",))
-    assert "--nproc-per-node=32" in plan(made).argv
+    hyperparameters: dict[str, Json] = {"sagemaker_torch_distributed_enabled": True}
+    job_environment = environment(
+        hyperparameters, instance_type="ml.neuron.xlarge", hosts=("algo-1",)
+    )
+    assert "--nproc-per-node=32" in plan(job_environment).argv
     without = {
-        name: version for name, version in made.manifest.components.items() if "neuron" not in name
+        name: version
+        for name, version in job_environment.manifest.components.items()
+        if "neuron" not in name
     }
     with pytest.raises(RefusalError, match="has Neuron cores, and the image has no Neuron"):
-        plan(made._replace(manifest=made.manifest._replace(components=without)))
+        plan(
+            job_environment._replace(manifest=job_environment.manifest._replace(components=without))
+        )
 
 
 # --- a starter inside a script --------------------------------------------------------------------
@@ -270,8 +286,13 @@ def test_a_rank_of_a_starter_inside_a_script_says_that_it_is_not_the_planned_one
     (tmp_path / "code/run.sh").write_text(
         f"exec {starts} {sys.executable} ranks.py\n", encoding="utf-8"
     )
-    asked = {"sagemaker_program": "run.sh", "sagemaker_mpi_num_of_processes_per_host": "2"}
-    write_inputs(tmp_path, "", {**asked, "sagemaker_torch_distributed_enabled": "true"}, {})
+    hyperparameters = {
+        "sagemaker_program": "run.sh",
+        "sagemaker_mpi_num_of_processes_per_host": "2",
+    }
+    write_inputs(
+        tmp_path, "", {**hyperparameters, "sagemaker_torch_distributed_enabled": "true"}, {}
+    )
     with Launcher(tmp_path, variables={"TRAINWORKS_IMAGE_MANIFEST": str(image)}) as launcher:
         assert launcher.wait() == 0, launcher.text
     assert launcher.text.count("has a starter of its own") == int(warned), launcher.text

@@ -68,19 +68,19 @@ def test_a_stop_signal_while_the_host_is_probed_ends_the_job_at_once(
     write_inputs(tmp_path, "print('ran')", {}, {})
     with Launcher(
         tmp_path, variables={"PATH": f"{slow.parent}:{os.environ['PATH']}"}, prefix=prefix
-    ) as made:
+    ) as launcher:
         wait_for(probing)
         stopped = time.monotonic()
         if prefix:
-            made.signal_process_one(number)
+            launcher.signal_process_one(number)
         else:
-            made.process.send_signal(number)
-        assert made.wait() == 128 + number
-        assert_within(3, stopped, time.monotonic(), made.text)
-    assert made.failure == f"stopped by {number.name} before the program was started"
-    assert f"job stopped (exit status {128 + number}" in made.text
-    assert "ran\n" not in made.text
-    assert "Traceback" not in made.text
+            launcher.process.send_signal(number)
+        assert launcher.wait() == 128 + number
+        assert_within(3, stopped, time.monotonic(), launcher.text)
+    assert launcher.failure == f"stopped by {number.name} before the program was started"
+    assert f"job stopped (exit status {128 + number}" in launcher.text
+    assert "ran\n" not in launcher.text
+    assert "Traceback" not in launcher.text
 
 
 def test_a_stop_signal_is_raised_while_the_job_is_read_and_noted_once_it_is_planned() -> None:
@@ -95,8 +95,8 @@ def test_a_stop_signal_is_raised_while_the_job_is_read_and_noted_once_it_is_plan
 
 
 def test_a_noted_stop_signal_starts_nothing(tmp_path: Path) -> None:
-    made = environment(base_directory=str(tmp_path))
-    assert run_plan(plan(made), made, stopped=[signal.SIGTERM]) == 143
+    job_environment = environment(base_directory=str(tmp_path))
+    assert run_plan(plan(job_environment), job_environment, stopped=[signal.SIGTERM]) == 143
     text = (tmp_path / "output/failure").read_text(encoding="utf-8")
     assert text == "stopped by SIGTERM before the program was started\n"
 
@@ -118,7 +118,7 @@ wait_for_signals()
 
 
 @pytest.mark.parametrize(
-    ("saves", "status", "place", "said"),
+    ("saves", "status", "place", "is_said"),
     [
         (False, 3, "checkpoints", True),
         (False, 0, "checkpoints", True),
@@ -128,7 +128,7 @@ wait_for_signals()
     ],
 )
 def test_a_stop_without_a_checkpoint_is_said(
-    tmp_path: Path, saves: bool, status: int, place: str, said: bool
+    tmp_path: Path, saves: bool, status: int, place: str, is_said: bool
 ) -> None:
     write_inputs(
         tmp_path, SAVES_OR_NOT.replace("SAVES", str(saves)).replace("STATUS", str(status)), {}, {}
@@ -140,23 +140,24 @@ def test_a_stop_without_a_checkpoint_is_said(
         os.utime(tmp_path / place / "checkpoint-1", (1, 1))
     if place == "elsewhere":
         variables["TRAINWORKS_CHECKPOINT_DIRECTORY"] = str(tmp_path / place)
-    with Launcher(tmp_path, variables=variables) as made:
-        made.read_until("ready")
-        made.process.send_signal(signal.SIGTERM)
-        assert made.wait() == status
+    with Launcher(tmp_path, variables=variables) as launcher:
+        launcher.read_until("ready")
+        launcher.process.send_signal(signal.SIGTERM)
+        assert launcher.wait() == status
     words = f"; no checkpoint was written: no file in {tmp_path / place} is younger than the job"
-    assert (words in made.text) is said
-    assert made.failure.partition("\n")[0] == (
-        "" if status == 0 else f"stopped by SIGTERM{words if said else ''}"
-    )
+    assert (words in launcher.text) is is_said
+    expected = "stopped by SIGTERM" if status else ""
+    if status and is_said:
+        expected += words
+    assert launcher.failure.partition("\n")[0] == expected
 
 
 def test_the_last_host_to_end_does_not_hide_that_the_leader_saved_nothing(tmp_path: Path) -> None:
     stopped = Outcome("stopped", 143, "algo-2", "Traceback of algo-2", stopped="stopped by SIGTERM")
     directory = tmp_path / "checkpoints"
     directory.mkdir()
-    made = environment(hosts=("algo-1", "algo-2"), checkpoint_directory=str(directory))
-    verdict = Verdict(plan(made), str(tmp_path), Redactor({}))
+    job_environment = environment(hosts=("algo-1", "algo-2"), checkpoint_directory=str(directory))
+    verdict = Verdict(plan(job_environment), str(tmp_path), Redactor({}))
     assert verdict.judge(stopped) == stopped  # it was stopped before the start
     verdict.started_at = time.time()
     assert (
@@ -216,11 +217,11 @@ def test_a_bound_of_ours_exists_only_where_nothing_else_would_end_the_job(
     restarts: str,
 ) -> None:
     platform = platforms.describe(platforms.Sources(variables, config, "box"))
-    made = plan(
+    node_plan = plan(
         environment(variables={"PATH": "/bin", **variables}, platform=platform, contained=contained)
     )
-    assert made.limits.stop_grace == grace
-    assert made.env["TRAINWORKS_RESTART_COUNT"] == restarts
+    assert node_plan.limits.stop_grace == grace
+    assert node_plan.env["TRAINWORKS_RESTART_COUNT"] == restarts
 
 
 def test_a_process_of_a_container_is_known_by_its_namespace() -> None:
@@ -273,34 +274,34 @@ def test_the_ranks_have_all_the_time_that_the_platform_leaves(tmp_path: Path, st
         pytest.skip("no PID namespace can be made here")
     write_inputs(tmp_path, SAVES_LONG.replace("STATUS", str(status)), {}, {})
     (tmp_path / "model").mkdir()
-    with Launcher(tmp_path, prefix=PID_ONE) as made:
-        made.read_until("ready")
-        made.signal_process_one(signal.SIGTERM)
-        made.read_until("got 15")
+    with Launcher(tmp_path, prefix=PID_ONE) as launcher:
+        launcher.read_until("ready")
+        launcher.signal_process_one(signal.SIGTERM)
+        launcher.read_until("got 15")
         wait_for(tmp_path / "output/failure")
-        told = json.loads((tmp_path / "output/failure.json").read_text(encoding="utf-8"))
-        assert (told["kind"], told["status"], told["retry"]) == ("stopped", 143, True)
-        assert told["cause"] == made.failure == "stopped by SIGTERM, the ranks are saving"
+        document = json.loads((tmp_path / "output/failure.json").read_text(encoding="utf-8"))
+        assert (document["kind"], document["status"], document["retry"]) == ("stopped", 143, True)
+        assert document["cause"] == launcher.failure == "stopped by SIGTERM, the ranks are saving"
         for number in (
             signal.SIGTERM,
             signal.SIGINT,
             signal.SIGINT,
         ):
             # No terminal: Slurm, or a proxy of signals.
-            made.signal_process_one(number)
-            made.read_until(f"{number.name} again: it changes nothing")
+            launcher.signal_process_one(number)
+            launcher.read_until(f"{number.name} again: it changes nothing")
         (tmp_path / "code/enough").touch()
-        assert made.wait() == status, made.text
+        assert launcher.wait() == status, launcher.text
     assert (tmp_path / "model/checkpoint").read_text(encoding="ascii") == "whole"
-    assert "saved after 1 signal(s)" in made.text
-    assert "KILL itself" in made.text
-    assert made.failure.partition("\n")[0] == ("stopped by SIGTERM" if status else "")
+    assert "saved after 1 signal(s)" in launcher.text
+    assert "KILL itself" in launcher.text
+    assert launcher.failure.partition("\n")[0] == ("stopped by SIGTERM" if status else "")
     assert (tmp_path / "output/failure.json").exists() is bool(status)
-    assert not made.succeeded
+    assert not launcher.succeeded
 
 
 def test_a_second_interrupt_at_a_terminal_ends_the_ranks_now(tmp_path: Path) -> None:
-    """A pseudo-terminal, a launcher that it controls, and what Ctrl-C sends."""
+    """Use a pseudo-terminal, a launcher that it controls, and the signal that Ctrl-C sends."""
     write_inputs(tmp_path, SAVES_LONG.replace("STATUS", "0"), {}, {})
     variables = {
         **os.environ,
@@ -325,12 +326,12 @@ def test_a_second_interrupt_at_a_terminal_ends_the_ranks_now(tmp_path: Path) -> 
         read_until(b"got 2")
         os.write(terminal, b"\x03")
         read_until(b"SIGINT again: the ranks of all hosts are ended now")
-        _, ended = os.waitpid(child, 0)
+        _, wait_status = os.waitpid(child, 0)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
         os.close(terminal)
-    assert os.waitstatus_to_exitcode(ended) == 137
+    assert os.waitstatus_to_exitcode(wait_status) == 137
     assert (tmp_path / "output/failure").read_text(encoding="utf-8").startswith("stopped by SIGINT")
 
 
@@ -346,13 +347,13 @@ def test_the_line_of_a_bound_names_its_setting(tmp_path: Path) -> None:
     image = write_manifest(
         tmp_path / "image.json", {"python": sys.executable, "torchrun": str(torchrun)}
     )
-    asked: dict[str, Json] = {"sagemaker_torch_distributed_enabled": "true"}
-    write_inputs(tmp_path, "", asked, {})
+    hyperparameters: dict[str, Json] = {"sagemaker_torch_distributed_enabled": "true"}
+    write_inputs(tmp_path, "", hyperparameters, {})
     variables = {"TRAINWORKS_IMAGE_MANIFEST": str(image), "TRAINWORKS_STOP_GRACE_SECONDS": "0.2"}
-    with Launcher(tmp_path, variables=variables) as made:
-        made.read_until("ready")
-        made.process.send_signal(signal.SIGTERM)
-        assert made.wait() == 137
-    assert "KILL follows in 0.2 s (TRAINWORKS_STOP_GRACE_SECONDS)" in made.text
-    assert "TRAINWORKS_STOP_GRACE_SECONDS=0.2 is over: KILL" in made.text
-    assert made.failure.startswith("stopped by SIGTERM")
+    with Launcher(tmp_path, variables=variables) as launcher:
+        launcher.read_until("ready")
+        launcher.process.send_signal(signal.SIGTERM)
+        assert launcher.wait() == 137
+    assert "KILL follows in 0.2 s (TRAINWORKS_STOP_GRACE_SECONDS)" in launcher.text
+    assert "TRAINWORKS_STOP_GRACE_SECONDS=0.2 is over: KILL" in launcher.text
+    assert launcher.failure.startswith("stopped by SIGTERM")

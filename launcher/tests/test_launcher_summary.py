@@ -1,4 +1,4 @@
-"""What a job took: figures of hosts become a line, and a real launcher prints it once."""
+"""Test the summary of a job: figures of hosts become a line, and a real launcher prints it once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORKER = Figures(9.0, 1, 900.0, 61 << 30, (80,))
 
 
 @pytest.mark.parametrize(
-    ("seconds", "hosts", "said"),
+    ("seconds", "hosts", "message"),
     [
         (
             18360.0,
@@ -41,10 +41,10 @@ WORKER = Figures(9.0, 1, 900.0, 61 << 30, (80,))
         (1.0, (Figures(memory=1),), "1.0 s on 1 host, at most 1 MiB of memory"),
     ],
 )
-def test_the_line(seconds: float, hosts: tuple[Figures | None, ...], said: str) -> None:
+def test_the_line(seconds: float, hosts: tuple[Figures | None, ...], message: str) -> None:
     assert (
         line(seconds, {f"algo-{number}": host for number, host in enumerate(hosts, 1)})
-        == f"summary: {said}"
+        == f"summary: {message}"
     )
 
 
@@ -82,34 +82,35 @@ def gpu_host(tmp_path: Path, **more: str) -> dict[str, str]:
 )
 def test_the_use_of_the_gpus_that_the_job_may_use(tmp_path: Path, visible: str, busy: str) -> None:
     """The script ends when the library has been asked for the second time."""
-    asked = tmp_path / "asked"
+    fifo = tmp_path / "asked"
     if visible:
-        os.mkfifo(asked)
-    write_inputs(tmp_path, f"open({str(asked)!r}).read()" if visible else "", {}, {})
-    given = gpu_host(tmp_path, CUDA_VISIBLE_DEVICES=visible, NVML_USE=str(asked))
-    with Launcher(tmp_path, variables=given) as made:
-        assert made.wait() == 0, made.text
-    assert busy in made.text
-    assert ("GPUs busy" in made.text) == bool(visible)
+        os.mkfifo(fifo)
+    program_text = f"open({str(fifo)!r}).read()" if visible else ""
+    write_inputs(tmp_path, program_text, {}, {})
+    host_variables = gpu_host(tmp_path, CUDA_VISIBLE_DEVICES=visible, NVML_USE=str(fifo))
+    with Launcher(tmp_path, variables=host_variables) as launcher:
+        assert launcher.wait() == 0, launcher.text
+    assert busy in launcher.text
+    assert ("GPUs busy" in launcher.text) == bool(visible)
 
 
 @pytest.mark.parametrize("fault", ["hang", "crash", "no driver"])
 def test_a_broken_driver_costs_the_job_nothing(tmp_path: Path, fault: str) -> None:
     write_inputs(tmp_path, "print('it ran')", {}, {})
-    with Launcher(tmp_path, variables=gpu_host(tmp_path, NVML_FAULT=fault)) as made:
-        assert made.wait() == 0, made.text
-    assert "summary: " in made.text
-    assert "GPUs busy" not in made.text
+    with Launcher(tmp_path, variables=gpu_host(tmp_path, NVML_FAULT=fault)) as launcher:
+        assert launcher.wait() == 0, launcher.text
+    assert "summary: " in launcher.text
+    assert "GPUs busy" not in launcher.text
 
 
 @pytest.mark.parametrize(("script", "status"), [("print(1)", 0), ("exit(3)", 3)])
 def test_every_job_has_one(tmp_path: Path, script: str, status: int) -> None:
     write_inputs(tmp_path, script, {}, {})
-    with Launcher(tmp_path) as made:
-        assert made.wait() == status
-    *_, said, last = made.text.splitlines()
-    assert re.match(r"trainworks: summary: [\d.]+ s on 1 host", said)
-    assert ("first output" in said) == (status == 0)
+    with Launcher(tmp_path) as launcher:
+        assert launcher.wait() == status
+    *_, summary, last = launcher.text.splitlines()
+    assert re.match(r"trainworks: summary: [\d.]+ s on 1 host", summary)
+    assert ("first output" in summary) == (status == 0)
     assert last.startswith("trainworks: job ")
 
 
@@ -124,9 +125,9 @@ def test_the_time_is_that_of_all_attempts(tmp_path: Path) -> None:
         "TRAINWORKS_MAX_RESTARTS": "1",
         "TRAINWORKS_CHECKPOINT_DIRECTORY": str(tmp_path),
     }
-    with Launcher(tmp_path, variables=variables) as made:
-        assert made.wait() == 0, made.text
-    (summary,) = re.findall(r"summary: ([\d.]+) s on 1 host, .*1 restart", made.text)
+    with Launcher(tmp_path, variables=variables) as launcher:
+        assert launcher.wait() == 0, launcher.text
+    (summary,) = re.findall(r"summary: ([\d.]+) s on 1 host, .*1 restart", launcher.text)
     assert float(summary) >= 2, "each attempt took a second"
 
 
@@ -164,6 +165,7 @@ def test_off_a_refusal_and_a_plan_print_nothing(
     tmp_path: Path, words: tuple[str, ...], script: str, variables: dict[str, str]
 ) -> None:
     write_inputs(tmp_path, script, {}, {})
-    with Launcher(tmp_path, *(("train", *words) if words else ()), variables=variables) as made:
-        made.wait()
-    assert "summary: " not in made.text
+    command = ("train", *words) if words else ()
+    with Launcher(tmp_path, *command, variables=variables) as launcher:
+        launcher.wait()
+    assert "summary: " not in launcher.text

@@ -42,7 +42,7 @@ class Difference:
 
 
 def squares(model: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what a model makes of x, and its mean squared distance from y."""
+    """Return a model's output for x, and its mean squared distance from y."""
     out = model(x)
     return out, ((out - y) ** 2).mean()
 
@@ -92,12 +92,12 @@ def compare(
         return out, loss.item()
 
     microbatches, replicas, mine = smp.num_microbatches(), smp.dp_size(), smp.dp_rank()
-    found = Difference()
+    difference = Difference()
     for step in range(STEPS):
         x, y = data(step, BATCH * replicas)
         optimizer.zero_grad()
-        here = slice(mine * BATCH, (mine + 1) * BATCH)
-        _, loss = train(model, x[here], y[here])
+        own_rows = slice(mine * BATCH, (mine + 1) * BATCH)
+        _, loss = train(model, x[own_rows], y[own_rows])
         reference_optimizer.zero_grad()
         losses = []
         for xs, ys in zip(
@@ -107,8 +107,11 @@ def compare(
             (part / microbatches / replicas).backward()  # type: ignore[no-untyped-call]
             losses.append(part.item())
         expected = losses[mine * microbatches : (mine + 1) * microbatches]
-        found.loss = max(
-            [found.loss, *(abs(a.item() - b) for a, b in zip(loss.outputs, expected, strict=True))]
+        difference.loss = max(
+            [
+                difference.loss,
+                *(abs(a.item() - b) for a, b in zip(loss.outputs, expected, strict=True)),
+            ]
         )
         gradients = {n: p.grad for n, p in reference.named_parameters()}
         for key, parameter in model.local_named_parameters():
@@ -116,8 +119,8 @@ def compare(
             assert (ours is None) == (theirs is None), key
             if ours is not None and theirs is not None:
                 ours = ours.full_tensor() if hasattr(ours, "full_tensor") else ours
-                found.gradient = max(found.gradient, (ours - theirs).abs().max().item())
-                found.bitwise &= torch.equal(ours, theirs)
+                difference.gradient = max(difference.gradient, (ours - theirs).abs().max().item())
+                difference.bitwise &= torch.equal(ours, theirs)
         optimizer.step()
         reference_optimizer.step()
     model.eval()
@@ -130,15 +133,18 @@ def compare(
     assert isinstance(values, list)
     assert len(values) == microbatches
     assert not any(t.requires_grad for t in out.outputs)
-    merged, whole = model.state_dict(), reference.state_dict()
-    assert list(merged) == list(whole)
-    found.output = (out.concat() - plain_out).abs().max().item()
-    found.parameter = max(
+    merged, full_state = model.state_dict(), reference.state_dict()
+    assert list(merged) == list(full_state)
+    difference.output = (out.concat() - plain_out).abs().max().item()
+    difference.parameter = max(
         [
             0.0,
-            *((merged[key].to(whole[key].device) - whole[key]).abs().max().item() for key in whole),
+            *(
+                (merged[key].to(full_state[key].device) - full_state[key]).abs().max().item()
+                for key in full_state
+            ),
         ]
     )
-    found.partitions = len(set(model.owner.values()))
+    difference.partitions = len(set(model.owner.values()))
     forget()
-    return found
+    return difference

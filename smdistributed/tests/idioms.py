@@ -55,7 +55,7 @@ class Layer(nn.Module):
 
 
 class OwnCall(Layer):
-    """Its own `__call__`."""
+    """A module with its own `__call__`."""
 
     def __call__(self, x: torch.Tensor) -> Any:
         return super().__call__(x) * 2
@@ -85,7 +85,7 @@ def attribute(self: Any, x: torch.Tensor) -> Any:
 
 
 def force(self: Any, x: torch.Tensor, *, keep: bool = False) -> Any:
-    """Return a step along the gradient of what `b` computes."""
+    """Return a step along the gradient of the result of `b`."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         y = self.b(self.a(x))
@@ -115,7 +115,7 @@ EQUAL: dict[str, Callable[[], nn.Module]] = {
 }
 
 SHARED: dict[str, Any] = {}
-"""What modules of a script may share."""
+"""State that modules of a script may share."""
 
 
 class SharesLoss(OwnCall):
@@ -179,9 +179,9 @@ class Turns(Layer):
         self.cycle, self.factors = itertools.cycle([1.0, 0.5, 2.0]), iter([1.0, 1.5] * 100)
 
     def __deepcopy__(self, memo: Any) -> Turns:
-        made = Turns().double()
-        made.load_state_dict(self.state_dict())
-        return made
+        copy_made = Turns().double()
+        copy_made.load_state_dict(self.state_dict())
+        return copy_made
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.layer(x) * next(self.cycle) * next(self.factors)
@@ -273,7 +273,7 @@ EQUAL |= {
 
 
 class Held(Layer):
-    """Holds what its caller holds, too, and uses or writes it in some way."""
+    """Holds the module that its caller holds, too, and uses or writes it in some way."""
 
     def __init__(self, held: Any, use: Callable[[Any, torch.Tensor], Any]) -> None:
         super().__init__()
@@ -328,10 +328,10 @@ def reads_inner(self: Any, x: torch.Tensor) -> Any:
 
 
 def nested(depth: int) -> dict[str, Any]:
-    made: dict[str, Any] = {"value": 1.0}
+    nested_value: dict[str, Any] = {"value": 1.0}
     for _ in range(depth):
-        made = {"in": made}
-    return made
+        nested_value = {"in": nested_value}
+    return nested_value
 
 
 def scale(held: Any, _: torch.Tensor) -> Any:
@@ -370,7 +370,7 @@ def sets_arguments(self: Any, x: torch.Tensor) -> Any:
 
 
 class Scopes:
-    """What a library keeps in its classes: a stack of scopes, and the only object of a class."""
+    """State in a library's classes: a stack of scopes, and the only object of a class."""
 
     stack: ClassVar[list[float]] = []
     only: Any = None
@@ -478,7 +478,9 @@ def reads_table(self: Any, x: torch.Tensor) -> Any:
 
 
 class StartsLate(Root):
-    """Keeps an average, or what it computes once, in a dictionary; not from its first call on."""
+    """Keeps an average, or a value that it computes once, in a dictionary; not from its first call
+    on.
+    """
 
     def __init__(self, forward: Forward) -> None:
         super().__init__(net(), forward)
@@ -512,7 +514,7 @@ def shares_memory(self: Any, x: torch.Tensor) -> Any:
 
 
 class Lends(Layer):
-    """Returns what it keeps: a buffer and a list."""
+    """Returns its own state: a buffer and a list."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -525,8 +527,8 @@ class Lends(Layer):
 
 
 def writes_to_loan(self: Any, x: torch.Tensor, *, bank: bool) -> Any:
-    h, kept, seen = self.b(self.a(x))
-    kept.mul_(0.9) if bank else seen.append(0.5)
+    h, loaned, seen = self.b(self.a(x))
+    loaned.mul_(0.9) if bank else seen.append(0.5)
     return self.c(h)
 
 

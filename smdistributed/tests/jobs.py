@@ -1,4 +1,4 @@
-"""What the ranks of most tests do."""
+"""Functions that the ranks of most tests run."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ BY_HAND: dict[str, Any] = {
 
 
 def train_step(loss_of: Callable[..., Any]) -> Any:
-    """Return a step function that trains a model, its first argument, by what
-    ``loss_of`` computes.
-    """
+    """Return a step function that trains its first argument, a model, by ``loss_of``."""
     import smdistributed.modelparallel.torch as smp
 
     @smp.step
@@ -29,8 +27,8 @@ def train_step(loss_of: Callable[..., Any]) -> Any:
     return train
 
 
-def said(call: Callable[[], Any]) -> str:
-    """Return what a call raises, with the name of its class, or "nothing"."""
+def error_of(call: Callable[[], Any]) -> str:
+    """Return the error that a call raises, with the name of its class, or "nothing"."""
     try:
         call()
     except Exception as error:  # noqa: BLE001

@@ -78,7 +78,7 @@ class OwnDict(dict[str, Any]):
 
 
 class OwnOrdered(collections.OrderedDict[str, Any]):
-    """As transformers' ModelOutput: the items are attributes too."""
+    """A mapping as transformers' ModelOutput: the items are attributes too."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -123,7 +123,7 @@ def with_attribute(a: Any, b: Any) -> OwnList:
 
 
 def cache(a: Any, b: Any) -> Any:
-    """What Hugging Face's models return and pass on unless `use_cache` is false."""
+    """A cache as Hugging Face's models return it and pass it on unless `use_cache` is false."""
     from transformers import DynamicCache
 
     value = DynamicCache()
@@ -212,7 +212,7 @@ REFUSED: dict[str, Callable[[Any, Any], Any]] = {
     "module": lambda _a, _b: torch.nn.Linear(2, 2),
     "module in an object": lambda a, _b: Attributes(a, [torch.nn.Linear(2, 2)]),
     "iterator": lambda a, b: iter([a, b]),
-    "generator": lambda a, b: (each for each in (a, b)),
+    "generator": lambda a, b: (part for part in (a, b)),
     "closure": lambda a, b: lambda: a + b,
 }
 """Kinds that cannot travel."""

@@ -117,7 +117,7 @@ class Revisit(nn.Module):
 
 
 class Chain(nn.Sequential):
-    """One Sequential that comes back to the partition where it began."""
+    """A Sequential that comes back to the partition where it began."""
 
     places: ClassVar = {"2": 1, "3": 1}
 
@@ -196,7 +196,7 @@ class _Holder(nn.Module):
 
 
 class Named(nn.Module):
-    """One module object has two names; the second one's parent is on another partition."""
+    """A module object with two names; the second one's parent is on another partition."""
 
     places: ClassVar = {"part": 1}
 
@@ -231,7 +231,8 @@ def gpt2() -> nn.Module:
 
 
 class Experts(nn.Module):
-    """Which expert computes a row, and so the shapes of what crosses, depends on the data.
+    """Which expert computes a row, and so the shapes of the tensors that cross, depends on the
+    data.
 
     Some compute nothing.
     """
@@ -271,7 +272,7 @@ class _Average(nn.Module):
 
 
 class _Score(nn.Module):
-    """Gives the gradient of what it computes."""
+    """Gives the gradient of its result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -285,7 +286,7 @@ class _Score(nn.Module):
 
 
 class _Recomputed(nn.Module):
-    """Recomputes what is in it, which does the same."""
+    """Recomputes the modules in it, which do the same."""
 
     def __init__(self, depth: int) -> None:
         super().__init__()
@@ -374,13 +375,14 @@ def places(model: nn.Module, degree: int) -> dict[str, int] | None:
 
     The last partition stands for 1.
     """
-    given: dict[str, int] | None = getattr(model, "places", None)
-    if given is None:
+    own_places: dict[str, int] | None = getattr(model, "places", None)
+    if own_places is None:
         return None
     out: dict[str, int] = {}
     for name, _ in model.named_modules():
         parent = name.rpartition(".")[0]
-        index = given.get(name, out[parent] if name else 0)
+        default_place = out[parent] if name else 0
+        index = own_places.get(name, default_place)
         out[name] = degree - 1 if index else 0
     return out
 

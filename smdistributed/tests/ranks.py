@@ -21,15 +21,15 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-# torch is imported once, by the server that each rank is forked from, and what the first optimizer
-# imports (2 s). smdistributed is not: it reads the environment.
+# torch is imported once, by the server that each rank is forked from, as are the modules that the
+# first optimizer imports (2 s). smdistributed is not: it reads the environment.
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "numpy"])
 
 HERE = Path(__file__).parent
 
 LIMIT = 300.0
-"""Seconds after which a test gives up on a job: no promise, and far above what any takes."""
+"""Seconds after which a test gives up on a job: no promise, and far above the time of any job."""
 LOST = (
     ": so says multiprocessing if its server of forks was killed,"
     " whatever the rank's own status was"
@@ -43,13 +43,13 @@ class RankError(AssertionError):
 
 @dataclass(frozen=True)
 class Ended:
-    """How one rank of a program ended.
+    """The end of one rank of a program.
 
     Attributes:
         rank: Its rank.
         status: Its exit status; negative is the signal that killed it.
-        out: What it wrote to standard output.
-        err: What it wrote to standard error.
+        out: Its standard output.
+        err: Its standard error.
         seconds: From the start of the job to its end.
     """
 
@@ -67,12 +67,12 @@ def run_ranks(
     variables: Mapping[str, str] | None = None,
     limit: float = LIMIT,
 ) -> list[Any]:
-    """Call ``function(*arguments)`` in ``count`` processes, and return what
-    each rank returned, by rank.
+    """Call ``function(*arguments)`` in ``count`` processes, and return the value of each rank, by
+    rank.
 
     Args:
         count: Number of ranks, all on this host.
-        function: A function of a module's top level. It imports smdistributed itself.
+        function: A function of a module's top level. The function imports smdistributed itself.
         arguments: Picklable arguments.
         variables: Environment variables for every rank, beside the rank variables.
         limit: Seconds after which the job is killed.
@@ -161,7 +161,7 @@ def finish(processes: Sequence[subprocess.Popen[str]], *, limit: float = LIMIT) 
         RankError: The limit (seconds) passed; all ranks are killed.
     """
     start = time.monotonic()
-    ended: list[Ended] = []
+    ends: list[Ended] = []
     # A rank writes little: its pipes are read one after another.
     for rank, process in enumerate(processes):
         try:
@@ -176,8 +176,8 @@ def finish(processes: Sequence[subprocess.Popen[str]], *, limit: float = LIMIT) 
                 if not p.stdout or not p.stdout.closed
             ]
             raise RankError(f"rank {rank} still ran after {limit} s\n" + "\n".join(texts)) from None
-        ended.append(Ended(rank, process.returncode, out, err, time.monotonic() - start))
-    return ended
+        ends.append(Ended(rank, process.returncode, out, err, time.monotonic() - start))
+    return ends
 
 
 def run_program(
@@ -207,7 +207,7 @@ def rank_variables(rank: int, count: int, port: int) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """Return a TCP port that nobody listens on, below those that the kernel gives to connections.
+    """Return a TCP port without a listener, below those that the kernel gives to connections.
 
     A port of the kernel's own choice would sometimes be a connection's before
     rank 0 listens on it: gloo opens many.

@@ -1,8 +1,8 @@
 """Programs drawn at random that keep state: where it lives, how large it is,
 when it is first written, by whom.
 
-A program is the text of a module, as a user writes it: what smp watches is
-found in the code of the modules, too.
+A program is the text of a module, as a user writes it: smp finds the state that it watches in the
+code of the modules, too.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ READERS = ("root before", "root after", "body")
 
 @dataclass(frozen=True)
 class Place:
-    """Where a number lives.
+    """The place where a number lives.
 
     Attributes:
         made: The expression of the object that the root and the remote module hold, or empty.
         read: The expression that reads it. `self.held` is the object that both hold.
         write: The statement that writes VALUE.
         prelude: Statements of the module, before its classes.
-        sizes: What SIZE may be: how many items a container has when the model is made.
-        stays: It is a buffer or an iterator: a write stays on its rank, so one on another rank
-            than its owner's is refused.
+        sizes: Possible values of SIZE: how many items a container has when the model is made.
+        stays: Whether the object is a buffer or an iterator: a write stays on its rank, so one on
+            another rank than its owner's is refused.
     """
 
     made: str
@@ -303,7 +303,7 @@ SLOTS = "class Own:\n    __slots__ = ('v',)\n    def __init__(self):\n        se
 ENUM = "import enum\nclass Own(enum.Enum):\n    A = 1\nOwn.A.v = 0.0\n"
 ARRAY_SIZES = (1, 10_000, 100_000)
 
-# What functions have: variables of outer functions, attributes, defaults, arguments.
+# Variables that functions have: those of outer functions, attributes, defaults, arguments.
 PLACES |= {
     "closure number": Place("None", "GET()", "PUT(VALUE)", CELL + GLOBAL_PAIR),
     "closure list": Place("None", "GET()", "PUT(VALUE)", CELLS + GLOBAL_PAIR, SIZES),
@@ -437,13 +437,13 @@ class Root(nn.Module):
 
 @dataclass(frozen=True)
 class Program:
-    """One program.
+    """A program of a module, a place, a writer and a reader.
 
     Attributes:
         place: Where its state lives: a key of PLACES.
-        writer: Who writes it.
-        reader: Who reads it.
-        first: In which step it is first written, from 1.
+        writer: Who writes the object.
+        reader: Who reads the object.
+        first: In which step the first write is, from 1.
         size: How many items its container has.
     """
 
@@ -475,13 +475,15 @@ class Program:
                 lines += [f"{indent}gain = 0.1 * {read}"]
             return "\n".join(lines) or f"{indent}pass"
 
+        hook = (
+            "\n        self.body.register_forward_hook(self.note)" if self.writer == "hook" else ""
+        )
+        scope = "\n        global NUMBER" if self.place == "global number" else ""
         return TEXT.format(
             prelude=place.prelude.replace("SIZE", str(self.size)),
             made=place.made.replace("SIZE", str(self.size)),
-            scope="\n        global NUMBER" if self.place == "global number" else "",
-            hook="\n        self.body.register_forward_hook(self.note)"
-            if self.writer == "hook"
-            else "",
+            scope=scope,
+            hook=hook,
             body=at("body"),
             noted=at("hook"),
             before=at("root before"),
@@ -494,14 +496,14 @@ def drawn(chance: random.Random) -> Program:
     name = chance.choice(sorted(PLACES))
     # The remote module has no name for the root.
     writers = [
-        each
-        for each in WRITERS
-        if not (name.endswith(("of the root", "in the root")) and each == "body")
+        writer
+        for writer in WRITERS
+        if not (name.endswith(("of the root", "in the root")) and writer == "body")
     ]
     readers = [
-        each
-        for each in READERS
-        if not (name.endswith(("of the root", "in the root")) and each == "body")
+        reader
+        for reader in READERS
+        if not (name.endswith(("of the root", "in the root")) and reader == "body")
     ]
     size = chance.choice(PLACES[name].sizes)
     return Program(

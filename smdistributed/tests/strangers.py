@@ -2,7 +2,8 @@
 plainly and under smp.
 
 A program makes a model, says which of its modules go to the second partition, and trains. `Job` is
-what differs: plain processes loop over the microbatches, ranks of smp call a step function.
+the part that differs: plain processes loop over the microbatches, ranks of smp call a step
+function.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ WIDTH, ROWS, MICROBATCHES = 4, 8, 4
 
 
 class Job:
-    """What a program asks of the process that it runs in."""
+    """The services that a program needs of the process that it runs in."""
 
     def wrap(self, model: nn.Module, remote: tuple[str, ...]) -> Any:
         """Return the model to train."""
@@ -162,7 +163,7 @@ class WarmsUp(Body):
 
 
 class RunningMean(Body):
-    """Divides by an average of what it saw before."""
+    """Divides by an average of its earlier inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -342,7 +343,7 @@ class Switched(Body):
 
 
 class ComparesWithout(Net):
-    """As DPO does: the same module with and without its adapter."""
+    """A module with and without its adapter, as DPO compares."""
 
     def forward(self, x: torch.Tensor) -> Any:
         h = self.first(x)
@@ -364,7 +365,7 @@ class OwnGenerator(Body):
 
 
 class Delegates(nn.Module):
-    """Looks up what it does not have in the module that it wraps."""
+    """Looks up its missing attributes in the module that it wraps."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -515,12 +516,12 @@ class CachedTable(Body):
         return super().forward(x + table(x.shape[0]))
 
 
-# --- what goes from layer to layer ----------------------------------------------------------------
+# --- data that goes from layer to layer -----------------------------------------------------------
 
 
 @dataclasses.dataclass
 class Output:
-    """What a layer returns."""
+    """The output of a layer."""
 
     hidden: torch.Tensor
     aux: torch.Tensor | None = None
@@ -556,7 +557,7 @@ class SumsAux(Net):
 
     def forward(self, x: torch.Tensor) -> Any:
         y = super().forward(x)
-        return y + sum(each.aux for each in self.modules() if isinstance(each, Experts))
+        return y + sum(module.aux for module in self.modules() if isinstance(module, Experts))
 
 
 class WritesContext(Body):
@@ -576,7 +577,7 @@ class PassesContext(Net):
 
 
 class Hooked(Net):
-    """Hooks keep what layers return, for a loss on features."""
+    """Hooks keep the outputs of layers, for a loss on features."""
 
     def __init__(self) -> None:
         super().__init__(nn.Sequential(Body(), Body()))
@@ -593,7 +594,7 @@ class Hooked(Net):
 
 
 def reversed_gradients(_: Any, grads: Any, __: Any) -> Any:
-    return tuple(None if each is None else each * -0.5 for each in grads)
+    return tuple(None if gradient is None else gradient * -0.5 for gradient in grads)
 
 
 class ScalesGradients(Net):
@@ -646,7 +647,7 @@ class Tasks(nn.Module):
 
 
 class Drop(Body):
-    """Stands for a dropout whose rate a script changes: scaled by what it would keep."""
+    """Stands for a dropout whose rate a script changes: scaled by the rate that it would keep."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -666,7 +667,7 @@ class BatchNormed(Net):
 
 
 def notebook() -> Callable[[str, torch.Tensor], None]:
-    """Return a function that notes what it is given, for the script to look at later."""
+    """Return a function that notes its arguments, for the script to look at later."""
     seen: list[Any] = []
     last: dict[str, Any] = {}
     times: collections.Counter[str] = collections.Counter()
@@ -698,7 +699,7 @@ class NotedBody(Body):
 
 
 class Noted(Net):
-    """Both partitions note what they see in variables that none of them reads."""
+    """Both partitions note their inputs in variables that none of them reads."""
 
     def __init__(self) -> None:
         super().__init__(NotedBody())
@@ -712,7 +713,7 @@ class Noted(Net):
 
 
 def averaged(forward: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
-    """Return a forward that scales what another one returns by an average of it."""
+    """Return a forward that scales the result of another one by an average of it."""
     mean = 0.0
 
     def averaging(x: torch.Tensor) -> Any:
@@ -734,7 +735,7 @@ class Averaged(Net):
 
 
 class TaughtBody(Body):
-    """Adds what a teacher says that is no part of the model."""
+    """Adds the output of a teacher that is no part of the model."""
 
     def __init__(self, teacher: nn.Module) -> None:
         super().__init__()
@@ -783,7 +784,7 @@ class PassesArray(Net):
 
 
 class ReturnsTable(Body):
-    """Returns what it keeps, too."""
+    """Returns its own table, too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -794,7 +795,7 @@ class ReturnsTable(Body):
 
 
 class WritesResult(Net):
-    """Writes into what a module keeps and has returned, from a later step on."""
+    """Writes into a table that a module keeps and has returned, from a later step on."""
 
     def __init__(self) -> None:
         super().__init__(ReturnsTable())
@@ -856,9 +857,9 @@ def schedules(job: Job, model: Any) -> list[float]:
     decayed = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() == 1]
     groups: list[dict[str, Any]] = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
-    made = torch.optim.AdamW(groups, lr=0.01)
-    optimizer, train = job.optimizer(made), job.step(squares)
-    rate: Any = torch.optim.lr_scheduler.OneCycleLR(made, max_lr=0.05, total_steps=6)
+    adamw = torch.optim.AdamW(groups, lr=0.01)
+    optimizer, train = job.optimizer(adamw), job.step(squares)
+    rate: Any = torch.optim.lr_scheduler.OneCycleLR(adamw, max_lr=0.05, total_steps=6)
     losses = []
     for step in range(5):
         optimizer.zero_grad()
@@ -883,7 +884,7 @@ def changes_rate(job: Job, model: Any) -> list[float]:
 
 
 def begins_late(job: Job, model: Any) -> list[float]:
-    """Switch on in the fifth step what modules do at a rate."""
+    """Switch on in the fifth step the actions that modules do at a rate."""
     optimizer, train = job.optimizer(adam(model)), job.step(squares)
     losses = []
     for step in range(7):
@@ -907,7 +908,7 @@ def by_task(job: Job, model: Any) -> list[float]:
 
 
 def longer_later(job: Job, model: Any) -> list[float]:
-    """Batches get longer: what is kept by length is made anew in a later step."""
+    """Make batches longer: tables that are kept by length are made anew in a later step."""
     optimizer, train = job.optimizer(adam(model)), job.step(squares)
     losses = []
     for step in range(6):

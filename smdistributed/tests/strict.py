@@ -2,8 +2,8 @@
 
 Each communicator has a thread of its own for a stream: calls return at once, and run in their
 order. A send ends when its receive has been posted. There is no receive from any source. Types that
-NCCL lacks are refused. What does not match never ends, or is an error. A call waits at random
-before it runs, as the work of a GPU does.
+NCCL lacks are refused. A call without its counterpart never ends, or is an error. A call waits at
+random before it runs, as the work of a GPU does.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ NCCL_TYPES = {
     *(torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool),
     *(torch.float16, torch.float32, torch.float64, torch.bfloat16),
 }
-"""What torch gives to NCCL: ncclDataTypeMap in its ProcessGroupNCCL.cpp,
-without the 8-bit floats.
+"""Types that torch gives to NCCL: ncclDataTypeMap in its ProcessGroupNCCL.cpp, without the 8-bit
+floats.
 """
 
 
@@ -62,23 +62,29 @@ class Strict(dist.ProcessGroup):
 
     def send(self, tensors: list[torch.Tensor], dstRank: int, tag: int = 0) -> Work:  # noqa: ARG002, N803
         (tensor,) = tensors
-        gloo, said = self._gloo, torch.tensor([0])
+        gloo, signal = self._gloo, torch.tensor([0])
 
         def call() -> None:
             gloo.send([torch.tensor([tensor.numel() * tensor.element_size()])], dstRank, 0).wait()
-            gloo.recv([said], dstRank, 0).wait()  # the receive has been posted
+            gloo.recv([signal], dstRank, 0).wait()  # the receive has been posted
             gloo.send([tensor], dstRank, 0).wait()
 
         return self._launch(tensor, call)
 
     def recv(self, tensors: list[torch.Tensor], srcRank: int, tag: int = 0) -> Work:  # noqa: ARG002, N803
         (tensor,) = tensors
-        gloo, size, wanted = self._gloo, torch.tensor([0]), tensor.numel() * tensor.element_size()
+        gloo, size, size_expected = (
+            self._gloo,
+            torch.tensor([0]),
+            tensor.numel() * tensor.element_size(),
+        )
 
         def call() -> None:
             gloo.recv([size], srcRank, 0).wait()
-            if int(size) != wanted:
-                raise RuntimeError(f"a send of {int(size)} bytes meets a receive of {wanted}")
+            if int(size) != size_expected:
+                raise RuntimeError(
+                    f"a send of {int(size)} bytes meets a receive of {size_expected}"
+                )
             gloo.send([size], srcRank, 0).wait()
             gloo.recv([tensor], srcRank, 0).wait()
 

@@ -71,11 +71,13 @@ def _cases(config: dict[str, Any], cuts: list[int]) -> dict[str, Any]:
     for case in ("none", "each", "contiguous", "group_2", "late", "call each", "call contiguous"):
         forget()  # the next case wraps its own
         torch.manual_seed(1)
-        # The order in which microbatches arrive at a partition, and so what
-        # they draw, differs from step to step.
+        # The order in which microbatches arrive at a partition, and so their random numbers,
+        # differs from step to step.
+        call_name = case.removeprefix("call ") if case.startswith("call ") else None
+        rate = 0.5 if smp.pp_size() == 1 else 0.0
         module = Model(
-            0.5 if smp.pp_size() == 1 else 0.0,
-            case.removeprefix("call ") if case.startswith("call ") else None,
+            rate,
+            call_name,
         )
         for layer, part in zip([*module.chain, *module.layers], cuts, strict=True):
             smp.set_partition(layer, part)
@@ -129,19 +131,21 @@ def test_gradients_are_bitwise_those_without(
         mine = [index for index, part in enumerate(cuts) if part == rank]
         names = [f"chain.{index}" if index < 5 else f"layers.{index - 5}" for index in mine]
         assert plain["runs"] == dict.fromkeys(names, 1)
-        for case, got in result.items():
-            assert got["runs"] == dict.fromkeys(names, 2), case  # each runs again, exactly once
-            assert got["gradients"].keys() == plain["gradients"].keys()
+        for case, case_result in result.items():
+            assert case_result["runs"] == dict.fromkeys(names, 2), (
+                case
+            )  # each runs again, exactly once
+            assert case_result["gradients"].keys() == plain["gradients"].keys()
             for name, value in plain["gradients"].items():
-                assert (got["gradients"][name] == value).all(), (case, name)
+                assert (case_result["gradients"][name] == value).all(), (case, name)
 
 
-def _kept() -> dict[str, int]:
+def _kept_bytes() -> dict[str, int]:
     """Return the bytes that a forward pass keeps for the backward pass, for each strategy."""
     import smdistributed.modelparallel.torch as smp
 
     smp.init({"offload_activations": True})
-    kept = {}
+    bytes_kept = {}
     for strategy in ("none", "each", "contiguous"):
         module = nn.Sequential(
             *(nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)) for _ in range(4))
@@ -157,16 +161,16 @@ def _kept() -> dict[str, int]:
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             module(torch.randn(32, 64, requires_grad=True)).sum()
-        kept[strategy] = sum(sizes.values())
-    return kept
+        bytes_kept[strategy] = sum(sizes.values())
+    return bytes_kept
 
 
 def test_fewer_activations_are_kept() -> None:
-    kept = run_ranks(1, _kept)[0]
-    one = 32 * 64 * 4
-    assert kept["none"] > 8 * one
-    assert kept["each"] < 6 * one
-    assert kept["contiguous"] < 2.5 * one
+    kept_bytes = run_ranks(1, _kept_bytes)[0]
+    activation_bytes = 32 * 64 * 4
+    assert kept_bytes["none"] > 8 * activation_bytes
+    assert kept_bytes["each"] < 6 * activation_bytes
+    assert kept_bytes["contiguous"] < 2.5 * activation_bytes
 
 
 def _split(automatic: bool) -> list[str]:
@@ -235,7 +239,7 @@ def test_mistakes() -> None:
     ]
 
 
-# --- Why it is not torch's checkpoint_wrapper -----------------------------------------------------
+# --- Why torch's checkpoint_wrapper is not used ---------------------------------------------------
 
 
 def _wrapped_by_the_script(cuts: list[int]) -> dict[bool, dict[str, Any]]:
@@ -303,8 +307,8 @@ def test_what_the_wrapper_of_torch_does_otherwise() -> None:
     # is, with its class and its names.
     assert not isinstance(wrapper, Layer)
     assert "_checkpoint_wrapped_module.linear" in dict(wrapper.named_modules())
-    # `offload_activations`: the hooks that move to the host what is kept see
-    # tensors in a tuple only with ours.
+    # `offload_activations`: the hooks that move kept tensors to the host see those in a tuple only
+    # with ours.
     pair = (torch.randn(4, WIDTH, requires_grad=True), torch.ones(4, WIDTH))
     again = recompute.Recomputation(preserve_rng_state=True, offload=False)
     ours = _seen_by_hooks(lambda: again.call(layer, (pair,), {}))

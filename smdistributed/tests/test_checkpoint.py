@@ -83,7 +83,7 @@ def start(config: dict[str, Any], dtype: torch.dtype = torch.float64) -> tuple[A
 
 
 def files(folder: Path) -> list[str]:
-    return sorted(str(one.relative_to(folder)) for one in folder.rglob("*") if one.is_file())
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
 # --- One object -----------------------------------------------------------------------------------
@@ -195,11 +195,18 @@ def test_resumed_training_is_bitwise_the_same(
     }
     parts |= {"partition.pt", "user_content.pt"}
     assert files(tmp_path) == sorted(
-        ["newest", "user_content_whole.pt", "whole.pt", *(f"steps3_partial/{one}" for one in parts)]
+        [
+            "newest",
+            "user_content_whole.pt",
+            "whole.pt",
+            *(f"steps3_partial/{part}" for part in parts),
+        ]
     )
     assert (tmp_path / "newest").read_text() == "steps3"
     # No class of the library is in a file: its modules may move.
-    assert not [one.name for one in tmp_path.rglob("*.pt") if b"smdistributed" in one.read_bytes()]
+    assert not [
+        path.name for path in tmp_path.rglob("*.pt") if b"smdistributed" in path.read_bytes()
+    ]
     # Another way to place modules by hand is given: the checkpoint brings its own partition.
     assert run_ranks(ranks, _resume, str(tmp_path), config, dtype) == saved
     # A program without smp reads the full one.
@@ -215,10 +222,10 @@ def _resume_shards(path: str, config: dict[str, Any], dtype: torch.dtype) -> Non
     _, optimizer, _, train = start({**config, "shard_optimizer_state": False}, dtype)
     smp.resume_from_checkpoint(path, tag="steps3", load_sharded_optimizer_state=False)
     train(3)  # the master weights only
-    assert all(float(one["step"]) == 1 for one in optimizer.state.values())
+    assert all(float(parameter_state["step"]) == 1 for parameter_state in optimizer.state.values())
     smp.resume_from_checkpoint(path, tag="steps3")
     train(3)
-    assert all(float(one["step"]) == 4 for one in optimizer.state.values())
+    assert all(float(parameter_state["step"]) == 4 for parameter_state in optimizer.state.values())
     assert set(optimizer.state_dict()["state"]) == set(range(7))
 
 
@@ -262,12 +269,12 @@ def _like_the_trainer(path: str) -> list[float]:
     smp.barrier()
     if smp.rdp_rank() == 0:
         smp.save(part, f"{path}/optimizer.pt", partial=True, v3=False)
-    whole = model.state_dict()
+    full_state = model.state_dict()
     if smp.rank() == 0:
         from safetensors.torch import save_file
 
-        del whole["head.weight"]  # tied: the Trainer writes it once
-        save_file(whole, f"{path}/model.safetensors")
+        del full_state["head.weight"]  # tied: the Trainer writes it once
+        save_file(full_state, f"{path}/model.safetensors")
         Path(f"{path}/user_content.pt").touch()
     smp.barrier()
     return [train(number) for number in range(2, 4)]
@@ -333,10 +340,10 @@ def test_names_are_translated(tmp_path: Path) -> None:
     Tied().double().load_state_dict(torch.load(tmp_path / "own.pt"))
 
 
-# --- What can go wrong ----------------------------------------------------------------------------
+# --- Possible faults ------------------------------------------------------------------------------
 
 
-def _kept(path: str) -> None:
+def _kept_last(path: str) -> None:
     import smdistributed.modelparallel.torch as smp
     from smdistributed.modelparallel.torch.exceptions import SMPRuntimeError
 
@@ -359,12 +366,16 @@ def _kept(path: str) -> None:
 
 
 def test_the_newest_are_kept_and_a_failed_save_changes_nothing(tmp_path: Path) -> None:
-    run_ranks(2, _kept, str(tmp_path))
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["newest", "t3_partial", "t4_partial"]
+    run_ranks(2, _kept_last, str(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "newest",
+        "t3_partial",
+        "t4_partial",
+    ]
 
 
 class Bomb:
-    """Kills its process when it is pickled: in the middle of a file."""
+    """Kills its process when pickled: in the middle of a file."""
 
     def __reduce__(self) -> Any:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -401,21 +412,21 @@ def _after_the_kill(path: str) -> list[float]:
 
 @pytest.mark.parametrize(("where", "victim"), [("optimizer", 1), ("content", 0)])
 def test_a_killed_save_leaves_the_one_before(where: str, victim: int, tmp_path: Path) -> None:
-    here = Path(__file__).parent
+    tests_folder = Path(__file__).parent
     text = (
-        f"import sys; sys.path.insert(0, {str(here)!r}); import test_checkpoint as t;"
+        f"import sys; sys.path.insert(0, {str(tests_folder)!r}); import test_checkpoint as t;"
         " t.killed(*sys.argv[1:])"
     )
-    variables = {"PYTHONPATH": f"{here.parent}:{os.environ.get('PYTHONPATH', '')}"}
+    variables = {"PYTHONPATH": f"{tests_folder.parent}:{os.environ.get('PYTHONPATH', '')}"}
     folder = tmp_path / "checkpoints"
-    ended = finish(start_program(2, ["-c", text, str(folder), where], variables=variables))
-    assert ended[victim].status == -signal.SIGKILL, ended
-    assert all(one.status != 0 for one in ended)
+    ends = finish(start_program(2, ["-c", text, str(folder), where], variables=variables))
+    assert ends[victim].status == -signal.SIGKILL, ends
+    assert all(end.status != 0 for end in ends)
     assert (folder / "newest").read_text() == "good"
     assert any(".saving-" in name for name in files(folder))  # it was killed in the middle
     resumed = run_ranks(2, _after_the_kill, str(folder))
-    assert str(resumed[0]) == ended[0].out.splitlines()[-1]
-    assert sorted(one.name for one in folder.iterdir()) == [
+    assert str(resumed[0]) == ends[0].out.splitlines()[-1]
+    assert sorted(path.name for path in folder.iterdir()) == [
         "good_partial",
         "later_partial",
         "newest",
@@ -424,8 +435,8 @@ def test_a_killed_save_leaves_the_one_before(where: str, victim: int, tmp_path: 
 
 def test_a_job_killed_between_the_two_renames_is_found(tmp_path: Path) -> None:
     saved = run_ranks(2, _save, str(tmp_path), BY_HAND, torch.float64)
-    # What a kill leaves after the old folder of the same tag was moved away,
-    # and before the new one has its name.
+    # The folders that a kill leaves after the old folder of the same tag was moved away, and before
+    # the new one has its name.
     shutil.copytree(tmp_path / "steps3_partial", tmp_path / "steps3_partial.saving-0")
     (tmp_path / "steps3_partial").rename(tmp_path / "steps3_partial.old-0")
     assert run_ranks(2, _resume, str(tmp_path), BY_HAND, torch.float64) == saved

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from jobs import BY_HAND, said
+from jobs import BY_HAND, error_of
 from ranks import _FORKS, free_port, run_ranks
 from smdistributed.modelparallel.torch.job.collective_calls import Call, Report, first_difference
 from smdistributed.modelparallel.torch.transport import failure_watch
@@ -24,9 +24,11 @@ WORLD = "WORLD/0"
 
 
 def report(waits_in: Call | None = None, **names: list[str]) -> Report:
-    """Return what a rank says that has made the given calls of both groups."""
-    made = {MODEL: names.get("model", []), WORLD: names.get("world", [])}
-    return Report(waits_in, {group: len(calls) for group, calls in made.items()}, made)
+    """Return the report of a rank that has made the given calls of both groups."""
+    calls_of_group = {MODEL: names.get("model", []), WORLD: names.get("world", [])}
+    return Report(
+        waits_in, {group: len(calls) for group, calls in calls_of_group.items()}, calls_of_group
+    )
 
 
 def in_model(number: int, name: str) -> Call:
@@ -81,10 +83,10 @@ def test_ranks_that_can_go_on(case: str) -> None:
 @pytest.mark.parametrize("case", DIFFERENT)
 def test_ranks_that_cannot(case: str) -> None:
     reports, words = DIFFERENT[case]
-    found = first_difference(dict(enumerate(reports)))
-    assert found is not None
-    assert found.rank == 1
-    assert found.words.startswith(words)
+    difference = first_difference(dict(enumerate(reports)))
+    assert difference is not None
+    assert difference.rank == 1
+    assert difference.words.startswith(words)
     assert Report.from_json(reports[1].as_json()) == reports[1]
 
 
@@ -99,10 +101,10 @@ def test_one_of_two_models_is_stuck_among_many_ranks() -> None:
         for rank, group in enumerate((first, first, second))
     }
     reports[3] = Report(Call(WORLD, 1, "barrier"), {second: 0, WORLD: 1}, {WORLD: ["barrier"]})
-    found = first_difference(reports)
-    assert found is not None
-    assert found.rank == 3
-    assert found.words.startswith("it is in barrier, where rank 2 is in step")
+    difference = first_difference(reports)
+    assert difference is not None
+    assert difference.rank == 3
+    assert difference.words.startswith("it is in barrier, where rank 2 is in step")
 
 
 class Net(nn.Module):
@@ -162,7 +164,7 @@ def train(folder: str, mistake: str) -> None:
 
 
 def run(folder: Path, mistake: str) -> tuple[list[int | None], str]:
-    """Run a job of two ranks; return the statuses and what both wrote."""
+    """Run a job of two ranks; return the statuses and the output of both."""
     port = free_port()
     processes = [
         _FORKS.Process(
@@ -179,10 +181,10 @@ def run(folder: Path, mistake: str) -> tuple[list[int | None], str]:
     for process in processes:
         process.kill()
         process.join()
-    written = [
+    outputs = [
         (folder / f"{name}{rank}").read_text() for rank in range(2) for name in ("stdout", "stderr")
     ]
-    return statuses, "\n".join(written)
+    return statuses, "\n".join(outputs)
 
 
 MISTAKES = {
@@ -198,27 +200,27 @@ MISTAKES = {
 @pytest.mark.parametrize(
     "mistake",
     [
-        pytest.param(each, marks=[pytest.mark.core] if each == "state_dict" else [])
-        for each in MISTAKES
+        pytest.param(mistake, marks=[pytest.mark.core] if mistake == "state_dict" else [])
+        for mistake in MISTAKES
     ],
 )
 def test_a_call_on_one_rank_only_ends_the_job(mistake: str, tmp_path: Path) -> None:
-    statuses, written = run(tmp_path, mistake)
+    statuses, output = run(tmp_path, mistake)
     here, there = MISTAKES[mistake]
-    assert statuses == [1, 1], written
-    assert "the end was reached" not in written
+    assert statuses == [1, 1], output
+    assert "the end was reached" not in output
     (line,) = {
-        each.partition(" ends: ")[2] for each in written.splitlines() if each.startswith("smp: ")
+        line.partition(" ends: ")[2] for line in output.splitlines() if line.startswith("smp: ")
     }
-    assert line.startswith("rank 1"), written
-    assert here in line, written
-    assert f"where rank 0 called {there}" in line or f"where rank 0 is in {there}" in line, written
+    assert line.startswith("rank 1"), output
+    assert here in line, output
+    assert f"where rank 0 called {there}" in line or f"where rank 0 is in {there}" in line, output
 
 
 def test_a_rank_that_is_slow_is_waited_for(tmp_path: Path) -> None:
-    statuses, written = run(tmp_path, "slow")
-    assert statuses == [0, 0], written
-    assert written.count("the end was reached") == 2
+    statuses, output = run(tmp_path, "slow")
+    assert statuses == [0, 0], output
+    assert output.count("the end was reached") == 2
 
 
 def configurations(other: dict[str, Any]) -> str:
@@ -229,7 +231,7 @@ def configurations(other: dict[str, Any]) -> str:
         "pipeline_parallel_degree": 2,
         **(other if os.environ["OMPI_COMM_WORLD_RANK"] == "1" else {}),
     }
-    return said(lambda: smp.init(mine))
+    return error_of(lambda: smp.init(mine))
 
 
 @pytest.mark.core
@@ -254,7 +256,7 @@ def test_ranks_with_different_configurations_are_told(other: dict[str, Any], wor
 
 
 def batches(config: dict[str, Any], number: int) -> list[str]:
-    """Return what each call says when rank 1 is given half of the samples in one of them."""
+    """Return the message of each call when rank 1 is given half of the samples in one of them."""
     import smdistributed.modelparallel.torch as smp
 
     smp.init(config)
@@ -269,7 +271,7 @@ def batches(config: dict[str, Any], number: int) -> list[str]:
     for call in range(1, number + 1):
         rows = 4 if call == number and smp.rank() == 1 else 8
         batch = {"rows": torch.ones(rows, 4)}
-        texts.append(said(functools.partial(step, model, batch)))
+        texts.append(error_of(functools.partial(step, model, batch)))
     return texts
 
 
@@ -285,8 +287,8 @@ def batches(config: dict[str, Any], number: int) -> list[str]:
 def test_batches_of_two_sizes_are_told(
     config: dict[str, Any], number: int, variables: dict[str, str]
 ) -> None:
-    found = run_ranks(2, batches, config, number, variables=variables)
-    assert found[1][-1].startswith(
+    results = run_ranks(2, batches, config, number, variables=variables)
+    assert results[1][-1].startswith(
         "StepError: smp.step: function batches.<locals>.step, argument x['rows']: rank 0 was given"
         " a tensor of shape (8, 4), and rank 1 one of shape (4, 4)"
     )

@@ -1,4 +1,6 @@
-"""Ranks, groups and objects between ranks, as a script sees them; and what cannot cross."""
+"""Test ranks, groups and objects between ranks, as a script sees them; and the objects that cannot
+cross.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +123,7 @@ def _objects() -> None:
     assert smp.allgather(("me", me)) == [("me", rank) for rank in range(4)]
     assert smp.allgather(me, smp.CommGroup.DP_GROUP) == smp.get_dp_group()
     gathered = smp.allgather(torch.full((me + 1,), float(me)), smp.CommGroup.MP_GROUP)
-    assert [each.tolist() for each in gathered] == [
+    assert [tensor.tolist() for tensor in gathered] == [
         [float(rank)] * (rank + 1) for rank in smp.get_mp_group()
     ]
     # Ranks 0 and 2 talk while 1 and 3 are in a barrier of another group, and 3
@@ -163,17 +165,19 @@ def _init(config: dict[str, Any]) -> None:
 
 
 def test_ranks_and_groups_of_two_pipelines() -> None:
-    found = run_ranks(4, _ranks_and_groups)
-    assert [each["rank"] for each in found] == [(rank, 4, rank, 4) for rank in range(4)]
-    assert [each["ranks"] for each in found] == [
+    results = run_ranks(4, _ranks_and_groups)
+    assert [rank_result["rank"] for rank_result in results] == [
+        (rank, 4, rank, 4) for rank in range(4)
+    ]
+    assert [rank_result["ranks"] for rank_result in results] == [
         (0, 0, 0, 0, 0),
         (1, 0, 0, 1, 0),
         (0, 0, 1, 0, 1),
         (1, 0, 1, 1, 1),
     ]
-    assert all(each["sizes"] == (2, 1, 2, 2, 2) for each in found)
-    assert found[3]["groups"] == ([2, 3], [3], [1, 3], [2, 3], [1, 3])
-    assert found[3]["sums"] == {"world": 6, "pp": 5, "tp": 3, "rdp": 4, "mp": 5, "dp": 4}
+    assert all(rank_result["sizes"] == (2, 1, 2, 2, 2) for rank_result in results)
+    assert results[3]["groups"] == ([2, 3], [3], [1, 3], [2, 3], [1, 3])
+    assert results[3]["sums"] == {"world": 6, "pp": 5, "tp": 3, "rdp": 4, "mp": 5, "dp": 4}
 
 
 def test_objects_arrive_and_do_not_cross() -> None:

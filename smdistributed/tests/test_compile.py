@@ -27,8 +27,8 @@ class Middle(nn.Module):
 
 
 class Net(nn.Module):
-    """``where`` are the partitions of the first layer, of the middle one, and
-    of what is in that.
+    """``where`` are the partitions of the first layer, of the middle one, and of the module in
+    that.
     """
 
     def __init__(self, where: tuple[int, int, int, int, int], compiled: str) -> None:

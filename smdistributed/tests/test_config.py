@@ -1,5 +1,5 @@
-"""The table of keys: what is taken at the edges, what is refused past them and
-how, names, order, warnings.
+"""Test the table of keys: values at the edges, refusals past them and their texts, names, order,
+warnings.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from smdistributed.modelparallel.torch.job.config import (
 
 PAGE = Path(__file__).parents[2] / "docs/smdistributed-names.md"
 
-BOOLS = [key for key, each in RANGES.items() if each.kind is bool]
+BOOLS = [key for key, value_range in RANGES.items() if value_range.kind is bool]
 
 NEEDS: dict[str, dict[str, Any]] = {
     "default_partition": {"pipeline_parallel_degree": 8},
@@ -33,7 +33,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "ddp_dist_backend": {"ddp": True},
     "tensor_parallel_degree": {"ddp": True},
 }
-"""What has to be there beside a key."""
+"""Keys that have to be there beside a key."""
 
 TAKEN: list[tuple[str, Any]] = [
     *(
@@ -44,9 +44,9 @@ TAKEN: list[tuple[str, Any]] = [
     ),
     *(
         (key, value)
-        for key, each in RANGES.items()
-        if each.kind is int
-        for value in (each.least, 7)
+        for key, value_range in RANGES.items()
+        if value_range.kind is int
+        for value in (value_range.least, 7)
     ),
     *(("pipeline", value) for value in ("interleaved", "simple", "_only_forward")),
     *(("optimize", value) for value in ("memory", "speed")),
@@ -64,9 +64,9 @@ WRONG: list[tuple[str, Any]] = [
     *((key, wrong) for key in BOOLS for wrong in (1, 0, "True", None)),
     *(
         (key, number)
-        for key, each in RANGES.items()
-        if each.kind is int and each.least is not None
-        for number in (each.least - 1, *NOT_INTEGERS)
+        for key, value_range in RANGES.items()
+        if value_range.kind is int and value_range.least is not None
+        for number in (value_range.least - 1, *NOT_INTEGERS)
     ),
     *(("pipeline", value) for value in ("Simple", "", 1, True)),
     *(("optimize", value) for value in ("time", 0)),
@@ -80,32 +80,32 @@ WRONG: list[tuple[str, Any]] = [
 
 
 def resolve(
-    given: dict[str, Any], launcher: dict[str, Any] | None = None, world: int | None = None
+    parameters: dict[str, Any], launcher: dict[str, Any] | None = None, world: int | None = None
 ) -> Config:
     variables = {} if launcher is None else {"SM_HP_MP_PARAMETERS": json.dumps(launcher)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return Config.resolve(given, variables, world)
+        return Config.resolve(parameters, variables, world)
 
 
 def refused(
-    given: dict[str, Any], launcher: dict[str, Any] | None = None, world: int | None = None
+    parameters: dict[str, Any], launcher: dict[str, Any] | None = None, world: int | None = None
 ) -> str:
     with pytest.raises(SMPConfigError) as caught:
-        resolve(given, launcher, world)
+        resolve(parameters, launcher, world)
     assert isinstance(caught.value, ValueError)
     return str(caught.value)
 
 
 def test_each_key_of_the_table_is_an_attribute() -> None:
-    assert {each.name for each in fields(Config)} == RANGES.keys()
+    assert {field.name for field in fields(Config)} == RANGES.keys()
 
 
 def test_the_page_has_each_key_with_its_range_and_default() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    for each in fields(Config):
-        default = "not set" if each.default is None else f"`{each.default!r}`"
-        assert f"\n| `{each.name}` | {RANGES[each.name]} | {default} | " in page, each.name
+    for field in fields(Config):
+        default = "not set" if field.default is None else f"`{field.default!r}`"
+        assert f"\n| `{field.name}` | {RANGES[field.name]} | {default} | " in page, field.name
     table = page.partition("\n## Parameters\n")[2].partition("\n## ")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == RANGES.keys()
     assert set(re.findall(r"`(\w+)`", table.partition("\n| ")[0])) == IGNORED | {
@@ -163,7 +163,7 @@ def test_the_old_name_of_the_degree() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "error"),
+    ("parameters", "error"),
     [
         (
             {"auto_partition": False},
@@ -204,8 +204,8 @@ def test_the_old_name_of_the_degree() -> None:
         ),
     ],
 )
-def test_rules_between_keys(given: dict[str, Any], error: str) -> None:
-    assert refused(given) == error
+def test_rules_between_keys(parameters: dict[str, Any], error: str) -> None:
+    assert refused(parameters) == error
 
 
 def test_rules_about_the_number_of_ranks() -> None:
@@ -227,14 +227,14 @@ def test_rules_about_the_number_of_ranks() -> None:
 
 
 def test_parameters_of_sharding_that_do_nothing_are_said_once() -> None:
-    given = {
+    parameters = {
         "sharded_data_parallel_degree": 2,
         "ddp": True,
         "sdp_reduce_bucket_size": 5,
         "sdp_gradient_clipping": 1.0,
     }
     with pytest.warns(UserWarning, match="have no effect: sdp_reduce_bucket_size$"):
-        assert Config.resolve(given, {}, 4).sdp_gradient_clipping == 1.0
+        assert Config.resolve(parameters, {}, 4).sdp_gradient_clipping == 1.0
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Config.resolve({"sdp_reduce_bucket_size": 5}, {})

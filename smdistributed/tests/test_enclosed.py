@@ -1,4 +1,4 @@
-"""What functions do with variables of their outer functions, as their instructions say."""
+"""Test the use of outer functions' variables by functions, as their instructions show it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def functions() -> dict[str, Callable[..., Any]]:
         items[key][0] = value
 
     def reads_within() -> Any:
-        return [each + 1 for each in range(count)]
+        return [number + 1 for number in range(count)]
 
     return locals()
 
@@ -117,9 +117,9 @@ USES = {
 
 @pytest.mark.parametrize("name", NOTES)
 def test_a_variable_that_is_only_written(name: str) -> None:
-    found = uses(functions()[name].__code__)
-    assert found.used == frozenset()
-    assert found.stored == frozenset(filter(None, [NOTES[name]]))
+    variables_used = uses(functions()[name].__code__)
+    assert variables_used.used == frozenset()
+    assert variables_used.stored == frozenset(filter(None, [NOTES[name]]))
 
 
 @pytest.mark.parametrize("name", USES)
@@ -128,5 +128,5 @@ def test_a_variable_that_is_used(name: str) -> None:
 
 
 def test_every_function_is_in_a_table() -> None:
-    made = {name for name in functions() if name not in ("items", "count")}
-    assert made == NOTES.keys() | USES.keys()
+    function_names = {name for name in functions() if name not in ("items", "count")}
+    assert function_names == NOTES.keys() | USES.keys()

@@ -1,7 +1,7 @@
 """A rank fails: every other rank ends within ten seconds, with a status other
 than 0, and the cause is printed once.
 
-The job has two pipelines of two ranks. What happens at the end of a process is the interpreter's
+The job has two pipelines of two ranks. The steps at the end of a process are the interpreter's
 part: an uncaught exception goes to `sys.excepthook`, then the exit functions run. Forked ranks do
 just that, and start in a tenth of the time; one case runs as programs.
 """
@@ -40,11 +40,11 @@ class Fault:
     Attributes:
         rank: The rank that fails.
         where: The place in the program.
-        how: What it does: "raise"; "raise late", which ends its program only after rank 0 has
-            ended; "raise and stay", whose process groups never go, as NCCL's wait for ranks that
-            are gone; "kill", or the name of another signal; "leave", which is `os._exit(0)`; or
-            "return": its script is over.
-        others: What the other ranks do outside steps meanwhile.
+        how: The fault: "raise"; "raise late", which ends its program only after rank 0 has ended;
+            "raise and stay", whose process groups never go, as NCCL's wait for ranks that are gone;
+            "kill", or the name of another signal; "leave", which is `os._exit(0)`; or "return": its
+            script is over.
+        others: The work of the other ranks outside steps meanwhile.
     """
 
     rank: int
@@ -73,7 +73,7 @@ FAULTS = {
 }
 
 QUIET = ("leave", "return")
-"""What ends a rank with status 0."""
+"""Ways to end a rank with status 0."""
 
 
 def stay(group: Any = None) -> None:  # noqa: ARG001
@@ -91,13 +91,13 @@ def train(folder: str, fault: Fault) -> None:
     smp.init({**BY_HAND, "ddp": True})
     armed = False
     if fault.how == "raise late" and smp.rank() == fault.rank:
-        watch, told = initialize._watch, sys.excepthook
+        watch, hook_before = initialize._watch, sys.excepthook
         assert watch is not None
         watch.grace = PATIENCE  # a busy machine ends the others later than this one's grace
 
         def late(*error: Any) -> None:
             watch._thread.join(PATIENCE)  # it ends with the connection to rank 0
-            told(*error)
+            hook_before(*error)
 
         sys.excepthook = late
 
@@ -230,8 +230,8 @@ def check_others(
     Args:
         folder: An empty folder.
         failing: The rank that fails.
-        how: What begins with "raise", or a way to end that raises nothing.
-        function: What each rank does.
+        how: A fault that begins with "raise", or a way to end that raises nothing.
+        function: The function of each rank.
         arguments: Its arguments.
     """
     start_clock()
@@ -239,27 +239,27 @@ def check_others(
     now = time.monotonic()
     seconds = time.time() - float((folder / "failed").read_text())
     errors = [(folder / f"stderr{rank}").read_text() for rank in range(RANKS)]
-    told = "\n".join(f"rank {rank}: {text}" for rank, text in enumerate(errors))
+    joined_text = "\n".join(f"rank {rank}: {text}" for rank, text in enumerate(errors))
     quiet = [failing] if how in QUIET else []
-    assert all(status for rank, status in enumerate(statuses) if rank not in quiet), told
-    assert_within(10, now - seconds, now, told)
+    assert all(status for rank, status in enumerate(statuses) if rank not in quiet), joined_text
+    assert_within(10, now - seconds, now, joined_text)
     assert "the end was reached" not in "".join(
         (folder / f"stdout{r}").read_text() for r in range(RANKS)
     )
     raises = how.startswith("raise")
     for rank, text in enumerate(errors):
         if rank == failing:
-            assert text.count("Traceback") == raises, told
-            assert ("ValueError: the cause" in text) == raises, told
+            assert text.count("Traceback") == raises, joined_text
+            assert ("ValueError: the cause" in text) == raises, joined_text
             continue
-        said = [line for line in text.splitlines() if line.startswith("smp: ")]
-        assert len(said) == 1, told
+        lines = [line for line in text.splitlines() if line.startswith("smp: ")]
+        assert len(lines) == 1, joined_text
         assert re.search(
-            rf" ends: rank {failing}( \(pp_rank {failing % 2}\))? failed: ", said[0]
-        ), told
-        assert "Traceback" not in text, told
+            rf" ends: rank {failing}( \(pp_rank {failing % 2}\))? failed: ", lines[0]
+        ), joined_text
+        assert "Traceback" not in text, joined_text
         if raises:
-            assert said[0].endswith("ValueError: the cause"), told
+            assert lines[0].endswith("ValueError: the cause"), joined_text
 
 
 CORE = "exception in a remote forward"
@@ -278,12 +278,12 @@ def test_programs_end_as_forked_ranks_do(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "import sys\n"
-        f"sys.path[:0] = {[str(Path(each).parent) for each in (__file__, clock.__file__)]!r}\n"
+        f"sys.path[:0] = {[str(Path(file).parent) for file in (__file__, clock.__file__)]!r}\n"
         "from test_faults import Fault, train\n"
         f"train({str(tmp_path)!r}, Fault(1, 'forward', 'raise'))\n"
     )
     first, second, third, fourth = run_program(RANKS, [str(program)])
-    assert [each.status for each in (first, second, third, fourth)] == [1, 1, 1, 1]
+    assert [end.status for end in (first, second, third, fourth)] == [1, 1, 1, 1]
     assert second.err.count("Traceback") == 1
     for other in (first, third, fourth):
         assert "rank 1 (pp_rank 1) failed: ValueError: the cause" in other.err

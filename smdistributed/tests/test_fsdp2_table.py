@@ -2,7 +2,7 @@
 table is run, on two ranks with gloo.
 
 A line without a program is a failure, and so is a program without a line. A program has every name
-that the code of its line has: so a line cannot promise what was not run.
+that the code of its line has: so a line cannot promise code that was not run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import nn
 
 from ranks import run_ranks
 
-# A module of this name: its own list of names lacks what it documents.
+# A module of this name: its own list of names lacks some that it documents.
 checkpoint: Any = importlib.import_module("torch.distributed.checkpoint")
 
 PAGE = Path(__file__).parents[2] / "docs" / "smdistributed.md"
@@ -33,8 +33,8 @@ HEADING = "## From torch.sagemaker to FSDP2"
 RANKS = 2
 WIDTH = 8
 
-# A CPU has no `torch.cuda`. The two other words are what the line is about, not
-# what it says to call.
+# A CPU has no `torch.cuda`. The two other words are the subject of the line, not a call that it
+# recommends.
 NOT_RUN = {"cuda", "LOCAL_RANK", "set_device", "world", "N", "nccl"}
 NOTHING_TO_RUN = {
     "`expert_parallel_degree`, `MoEConfig`": "PyTorch itself has nothing",
@@ -56,7 +56,7 @@ def line(first_cell: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
 
 
 def table() -> dict[str, str]:
-    """Return the lines of the page's table: what smp's second version had, and what PyTorch has."""
+    """Return the lines of the page's table: the feature of smp's second version, and PyTorch's."""
     section = PAGE.read_text(encoding="utf-8").partition(HEADING)[2].partition("\n## ")[0]
     rows = [row.strip("| ").split(" | ") for row in section.splitlines() if row.startswith("|")]
     return {row[0]: row[1] for row in rows[2:]}
@@ -64,10 +64,10 @@ def table() -> dict[str, str]:
 
 def names(cell: str) -> set[str]:
     """Return the names in the code of a cell."""
-    found: set[str] = set()
+    names_found: set[str] = set()
     for code in re.findall(r"`([^`]+)`", cell):
-        found |= set(re.findall(r"[A-Za-z_]\w*", code))
-    return found - NOT_RUN
+        names_found |= set(re.findall(r"[A-Za-z_]\w*", code))
+    return names_found - NOT_RUN
 
 
 class Layers(nn.Module):
@@ -105,10 +105,10 @@ def same_as_one_process(model: nn.Module, tolerance: float = 1e-6) -> None:
     from torch.distributed.tensor import DTensor
 
     plain = Layers()
-    expected, got = plain(batch()), model(batch())
-    torch.testing.assert_close(got.float(), expected, atol=tolerance, rtol=0)
+    expected, output = plain(batch()), model(batch())
+    torch.testing.assert_close(output.float(), expected, atol=tolerance, rtol=0)
     expected.sum().backward()
-    got.float().sum().backward()
+    output.float().sum().backward()
     for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         assert isinstance(mine.grad, DTensor)
         assert theirs.grad is not None
@@ -122,7 +122,7 @@ def same_as_one_process(model: nn.Module, tolerance: float = 1e-6) -> None:
 
 @line("`tsm.init()`")
 def start() -> None:
-    """What every program has done before it runs."""
+    """Do the steps of every program before its own."""
     assert torch.distributed.init_process_group is dist.init_process_group
     assert dist.is_initialized()
 
@@ -186,7 +186,7 @@ def context_parallel() -> None:
     mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("cp",))
     torch.manual_seed(3)
     q, k, v = (torch.randn(1, 2, 8, 4) for _ in range(3))
-    whole = [tensor.clone() for tensor in (q, k, v)]
+    full_tensors = [tensor.clone() for tensor in (q, k, v)]
     with (
         pytest.raises(ValueError, match="seq_dims"),
         context_parallel(mesh["cp"], buffers=[q, k, v]),
@@ -194,7 +194,7 @@ def context_parallel() -> None:
         pass
     with context_parallel(mesh["cp"], buffers=[q, k, v], buffer_seq_dims=[2, 2, 2]):
         assert [tensor.shape[2] for tensor in (q, k, v)] == [4, 4, 4]
-    for tensor, before in zip((q, k, v), whole, strict=True):
+    for tensor, before in zip((q, k, v), full_tensors, strict=True):
         torch.testing.assert_close(tensor, before)
 
 
@@ -228,7 +228,7 @@ def delayed() -> None:
     fully_shard(model)
     model.to_empty(device="cpu")
     for parameter in model.parameters():
-        nn.init.constant_(parameter, torch.nan)  # what may be in memory
+        nn.init.constant_(parameter, torch.nan)  # values that may be in memory
     for module in model.modules():
         if isinstance(module, nn.Linear):  # of this model no other class has it
             module.reset_parameters()
@@ -240,11 +240,11 @@ def delayed() -> None:
 def clip() -> None:
     model, plain = sharded(), Layers()
     norm = 0.01
-    for each in (model, plain):
-        each(batch()).sum().backward()
+    for model_or_plain in (model, plain):
+        model_or_plain(batch()).sum().backward()
     expected = torch.nn.utils.clip_grad_norm_(plain.parameters(), norm)
-    got = torch.nn.utils.clip_grad_norm_(model.parameters(), norm)
-    torch.testing.assert_close(got.full_tensor(), expected)  # type: ignore[attr-defined]
+    norm_found = torch.nn.utils.clip_grad_norm_(model.parameters(), norm)
+    torch.testing.assert_close(norm_found.full_tensor(), expected)  # type: ignore[attr-defined]
 
 
 @line("`sm_activation_offloading`")
@@ -254,8 +254,8 @@ def offload() -> None:
     model = Layers()
     model.layers = nn.ModuleList(offload_wrapper(layer) for layer in model.layers)
     plain = Layers()
-    for each in (model, plain):
-        each(batch()).sum().backward()
+    for model_or_plain in (model, plain):
+        model_or_plain(batch()).sum().backward()
     for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad)
 
@@ -333,9 +333,9 @@ def _save_and_load(write: Callable[..., Any]) -> None:
     dist.broadcast_object_list(names_of_folders)
     (folder,) = names_of_folders
     model = sharded()
-    written = write(model.state_dict(), checkpoint_id=folder)
-    if isinstance(written, Future):
-        written.result()
+    future = write(model.state_dict(), checkpoint_id=folder)
+    if isinstance(future, Future):
+        future.result()
     other = sharded()
     for parameter in other.parameters():
         nn.init.zeros_(parameter)
@@ -352,15 +352,15 @@ def _run(first_cells: list[str]) -> list[str]:
     """Run programs on a rank, and return those that ended."""
     os.environ["RANK"] = os.environ["OMPI_COMM_WORLD_RANK"]  # torchrun's name for it
     dist.init_process_group("gloo")
-    ended = []
+    cells = []
     for cell in first_cells:
         try:
             PROGRAMS[cell]()
         except Exception as error:
             raise AssertionError(f"the line of {cell}") from error
-        ended.append(cell)
+        cells.append(cell)
     dist.destroy_process_group()
-    return ended
+    return cells
 
 
 def test_every_line_is_run_and_every_program_has_a_line() -> None:

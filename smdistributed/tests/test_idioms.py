@@ -26,39 +26,39 @@ def train(names: list[str], config: dict[str, Any]) -> dict[str, equality.Differ
     table: dict[str, Callable[[], nn.Module]] = idioms.EQUAL | {
         n: make for n, (make, _) in idioms.REFUSED.items()
     }
-    found = {}
+    differences = {}
     for name in names:
         torch.manual_seed(3)
         model = table[name]().double()
         owner = {n: int(n == "b" or n.startswith("b.")) for n, _ in model.named_modules()}
-        found[name] = equality.compare(model, squares, rows, owner=owner)
+        differences[name] = equality.compare(model, squares, rows, owner=owner)
     smp.barrier()
-    return found
+    return differences
 
 
 @pytest.mark.parametrize("pipeline", ["interleaved", "simple"])
 def test_idioms_equal_one_process(pipeline: str) -> None:
     for rank, results in enumerate(run_ranks(2, train, list(idioms.EQUAL), {"pipeline": pipeline})):
-        for name, found in results.items():
-            assert found.largest <= 1e-9, f"{name} on rank {rank}: {found}"
+        for name, result in results.items():
+            assert result.largest <= 1e-9, f"{name} on rank {rank}: {result}"
 
 
 OVERLAP_DECIDES = "an average that starts late"
 """Refused where microbatch 1 began before microbatch 0 wrote.
 
-On a busy machine it may begin later, and is equal.
+On a busy machine the overlap may begin later, and the result is equal.
 """
 
 
 def test_what_only_an_overlap_makes_wrong_is_refused_or_equal() -> None:
-    said = ""
+    message = ""
     results = []
     try:
         results = run_ranks(2, train, [OVERLAP_DECIDES], {})
     except RankError as error:
-        said = str(error)
-    is_equal = bool(results) and max(found[OVERLAP_DECIDES].largest for found in results) <= 1e-9
-    assert is_equal or f"StepError: {idioms.REFUSED[OVERLAP_DECIDES][1]}" in said
+        message = str(error)
+    is_equal = bool(results) and max(result[OVERLAP_DECIDES].largest for result in results) <= 1e-9
+    assert is_equal or f"StepError: {idioms.REFUSED[OVERLAP_DECIDES][1]}" in message
 
 
 @pytest.mark.parametrize("name", [name for name in idioms.REFUSED if name != OVERLAP_DECIDES])
@@ -91,21 +91,21 @@ def test_a_gradient_in_the_step_function_is_refused() -> None:
 
 
 def warnings() -> list[str]:
-    """Return a list that gets what the library warns of from now on."""
-    said: list[str] = []
+    """Return a list that gets the library's warnings from now on."""
+    messages: list[str] = []
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("smdistributed.modelparallel").addHandler(handler)
-    return said
+    return messages
 
 
 def differs() -> list[str]:
-    """Return what a rank says of a model that keeps a list on one rank and a
-    dictionary on the other.
+    """Return a rank's warnings about a model that keeps a list on one rank and a dictionary on the
+    other.
     """
     import smdistributed.modelparallel.torch as smp
 
-    said = warnings()
+    messages = warnings()
     smp.init({"pipeline_parallel_degree": 2, "microbatches": 2})
     model = idioms.Root(idioms.Notes(), lambda self, x: self.c(self.b(self.a(x)))).double()
     notes: Any = [] if smp.rank() == 0 else {}
@@ -114,7 +114,7 @@ def differs() -> list[str]:
     assert equality.compare(model, squares, rows, owner=owner).largest <= 1e-9
     assert model.b.notes == ([] if smp.rank() == 0 else {"calls": 10})
     smp.barrier()
-    return said
+    return messages
 
 
 def test_a_place_of_another_kind_on_two_ranks_is_said_once() -> None:
@@ -127,10 +127,10 @@ def test_a_place_of_another_kind_on_two_ranks_is_said_once() -> None:
 
 
 def keeps_arrays() -> list[str]:
-    """Return what the root's rank warns of: it has two arrays of 65 MiB, and one is read-only."""
+    """Return the warnings of the root's rank: it has two arrays of 65 MiB, and one is read-only."""
     import smdistributed.modelparallel.torch as smp
 
-    said = warnings()
+    messages = warnings()
     smp.init({"pipeline_parallel_degree": 2, "microbatches": 2})
     model: Any = idioms.Root(idioms.Layer(), lambda self, x: self.c(self.b(self.a(x)))).double()
     constant = numpy.zeros(65 << 20, numpy.uint8)
@@ -139,7 +139,7 @@ def keeps_arrays() -> list[str]:
     owner = {n: int(n == "b" or n.startswith("b.")) for n, _ in model.named_modules()}
     assert equality.compare(model, squares, rows, owner=owner).largest <= 1e-9
     smp.barrier()
-    return said
+    return messages
 
 
 def test_an_array_that_is_too_large_to_be_compared_is_said_once() -> None:
@@ -182,13 +182,13 @@ class RootNotesInClosure(idioms.Root):
 def notes_in_closure() -> list[str]:
     import smdistributed.modelparallel.torch as smp
 
-    said = warnings()
+    messages = warnings()
     smp.init({"pipeline_parallel_degree": 2, "microbatches": 2})
     model = RootNotesInClosure(NotesInClosure(), lambda self, x: self.c(self.b(self.a(x))))
     owner = {n: int(n == "b" or n.startswith("b.")) for n, _ in model.named_modules()}
     assert equality.compare(model.double(), squares, rows, owner=owner).largest <= 1e-9
     smp.barrier()
-    return said
+    return messages
 
 
 def test_what_is_only_noted_in_a_closure_does_not_put_microbatches_in_turn() -> None:

@@ -1,4 +1,4 @@
-"""The inbox of a link: whoever reads, nothing is lost, doubled or out of order."""
+"""Test the inbox of a link: with any reader, nothing is lost, doubled or out of order."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ def test_messages_of_a_peer_keep_their_order_whoever_reads(
     for sender in senders:
         sender.start()
     choose = random.Random(seed)
-    found: dict[int, list[int]] = {1: [], 2: []}
+    numbers_of_peer: dict[int, list[int]] = {1: [], 2: []}
     for _ in range(2 * MESSAGES):
         if choose.random() < 0.2:  # computes, while the other thread reads
             torch.randn(64, 64).matmul(torch.randn(64, 64))
         _, peer, number, tensors = links[0].inbox.get(timeout=20)
         assert tensors[0] is not None
         assert bool((tensors[0] == number).all())
-        found[peer].append(number)
+        numbers_of_peer[peer].append(number)
     for sender in senders:
         sender.join()
-    assert found == {1: list(range(MESSAGES)), 2: list(range(MESSAGES))}
+    assert numbers_of_peer == {1: list(range(MESSAGES)), 2: list(range(MESSAGES))}
     assert links[0].inbox.empty()
 
 

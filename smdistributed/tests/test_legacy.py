@@ -69,14 +69,14 @@ def run(script: str, *paths: Path, **variables: str) -> subprocess.CompletedProc
     )
 
 
-def said(done: subprocess.CompletedProcess[str]) -> list[str]:
+def warnings_of(done: subprocess.CompletedProcess[str]) -> list[str]:
     return [line for line in done.stderr.splitlines() if line.startswith("smdistributed: ")]
 
 
 def test_the_modules_are_made_and_each_is_announced_once() -> None:
     done = run(SCRIPT)
     assert done.returncode == 0, done.stderr
-    assert said(done) == [
+    assert warnings_of(done) == [
         f"smdistributed: the module {text}"
         for text in (
             "torch._six is not installed: its names come from Python now",
@@ -159,7 +159,7 @@ def test_a_real_module_wins(tmp_path: Path) -> None:
     (tmp_path / "apex" / "__init__.py").write_text("real = True\n")
     done = run(REAL, tmp_path)
     assert (done.returncode, done.stdout) == (0, "as it was\n"), done.stderr
-    assert said(done) == []
+    assert warnings_of(done) == []
 
 
 def test_only_a_process_that_imports_the_library_has_them() -> None:
@@ -173,7 +173,7 @@ def test_in_a_job_of_smp_they_are_there_before_smp_is_imported() -> None:
         "import torch, amp_C\nfrom torch._six import inf", SM_HP_MP_PARAMETERS='{"partitions": 2}'
     )
     assert done.returncode == 0, done.stderr
-    assert len(said(done)) == 2
+    assert len(warnings_of(done)) == 2
 
 
 def test_the_second_version_of_smp_is_refused_with_what_to_use() -> None:

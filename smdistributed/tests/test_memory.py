@@ -27,7 +27,7 @@ def _train(config: dict[str, Any]) -> dict[str, int]:
     layers: list[nn.Module] = [nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]
     layers.insert(LAYERS // 2, nn.BatchNorm1d(WIDTH))
     plain = nn.Sequential(*layers)
-    whole = sum(t.untyped_storage().nbytes() for t in plain.state_dict().values())
+    full_bytes = sum(t.untyped_storage().nbytes() for t in plain.state_dict().values())
     before = _resident()
     model = smp.DistributedModel(plain)
 
@@ -39,7 +39,7 @@ def _train(config: dict[str, Any]) -> dict[str, int]:
     local = {id(t) for t in [*model.local_parameters(), *model.local_buffers()]}
     tensors = [*plain.parameters(), *plain.buffers()]
     return {
-        "whole": whole,
+        "whole": full_bytes,
         "freed": before - _resident(),
         "local": sum(t.untyped_storage().nbytes() for t in tensors if id(t) in local),
         "remote": sum(t.untyped_storage().nbytes() for t in tensors if id(t) not in local),
@@ -54,7 +54,7 @@ def test_parameters_of_other_partitions_take_no_memory() -> None:
     assert first["local"] + second["local"] == first["whole"]
     for result in (first, second):
         assert result["local"] >= 0.4 * result["whole"]
-        # The first step's threads, messages and buffers take some of what is freed.
+        # The first step's threads, messages and buffers take some of the freed memory.
         assert result["freed"] >= 0.8 * (result["whole"] - result["local"]), result
         assert result["counted"] == LAYERS * WIDTH * (WIDTH + 1) + 2 * WIDTH
 

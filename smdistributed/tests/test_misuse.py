@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
-from jobs import BY_HAND, said
+from jobs import BY_HAND, error_of
 from ranks import run_ranks
 from smdistributed.modelparallel.torch.exceptions import StepError
 from smdistributed.modelparallel.torch.pipeline.module_state import ModuleState, Turn
@@ -34,8 +34,8 @@ class Net(nn.Module):
 
 
 def two_functions(odd: int, tail: bool) -> list[str]:
-    """Return what each rank says when rank ``odd`` evaluates while the other
-    one trains, and then of a common step.
+    """Return the message of each rank when rank ``odd`` evaluates while the other one trains, and
+    then of a common step.
     """
     import smdistributed.modelparallel.torch as smp
 
@@ -51,9 +51,9 @@ def two_functions(odd: int, tail: bool) -> list[str]:
         model(x)
 
     train(model, torch.ones(2, 4))
-    found = [said(lambda: (evaluate if smp.rank() == odd else train)(model, torch.ones(2, 4)))]
+    texts = [error_of(lambda: (evaluate if smp.rank() == odd else train)(model, torch.ones(2, 4)))]
     smp.barrier()
-    return [*found, said(lambda: train(model, torch.ones(2, 4)))]
+    return [*texts, error_of(lambda: train(model, torch.ones(2, 4)))]
 
 
 def check(odd: int, tail: bool) -> None:
@@ -78,7 +78,7 @@ def two_models() -> str:
     def train(model: Any, x: torch.Tensor) -> None:
         model.backward(model(x).sum())
 
-    return said(lambda: train(model, torch.ones(2, 4)))
+    return error_of(lambda: train(model, torch.ones(2, 4)))
 
 
 def test_ranks_with_different_models_are_told() -> None:
@@ -111,8 +111,8 @@ class Inner(torch.autograd.Function):
 
 
 def passes(degree: int, microbatches: int) -> dict[str, tuple[str, list[torch.Tensor]]]:
-    """Return, for several ways to run a backward pass in a step function, what
-    was said, and the gradients.
+    """Return, for several ways to run a backward pass in a step function, the message and the
+    gradients.
     """
     import smdistributed.modelparallel.torch as smp
 
@@ -150,7 +150,7 @@ def passes(degree: int, microbatches: int) -> dict[str, tuple[str, list[torch.Te
         ),
         "optimizer.step": updates,
     }
-    found = {}
+    outcomes = {}
     for name, way in ways.items():
 
         @smp.step
@@ -158,52 +158,57 @@ def passes(degree: int, microbatches: int) -> dict[str, tuple[str, list[torch.Te
             way(model(x).sum())
 
         optimizer.zero_grad()
-        text = said(lambda step=train: step(model, torch.ones(4, 4)))  # type: ignore[misc]
+        text = error_of(lambda step=train: step(model, torch.ones(4, 4)))  # type: ignore[misc]
         smp.barrier()
-        found[name] = text, [p.grad.clone() for p in model.local_parameters() if p.grad is not None]
-    return found
+        outcomes[name] = (
+            text,
+            [p.grad.clone() for p in model.local_parameters() if p.grad is not None],
+        )
+    return outcomes
 
 
 @pytest.mark.parametrize("degree", [1, 2])
 def test_a_plain_backward_pass_in_a_step_is_refused(degree: int) -> None:
     results = run_ranks(degree, passes, degree, 2)
-    for found in results:
+    for result in results:
         for allowed in ("model.backward", "own passes"):
-            assert found[allowed][0] == "nothing", allowed
+            assert result[allowed][0] == "nothing", allowed
         refused = ["loss.backward", "autograd.backward", "an edge", "a list of edges"]
         if degree == 1:
-            refused += [name for name in found if name.endswith("inputs")]
+            refused += [name for name in result if name.endswith("inputs")]
         for name in refused:
             assert (
                 "loss.backward() or torch.autograd.backward() was called in a function"
-                in found[name][0]
+                in result[name][0]
             ), name
         assert (
             "optimizer.step() was called in a function decorated with smp.step"
-            in found["optimizer.step"][0]
+            in result["optimizer.step"][0]
         )
-    # The rank that comes second says what the first one said, in a line.
+    # The rank that comes second repeats the words of the first one, in a line.
     for name in refused:
-        assert any("Call model.backward(loss) in its place." in found[name][0] for found in results)
+        assert any(
+            "Call model.backward(loss) in its place." in result[name][0] for result in results
+        )
     assert any(
-        "Call it after the step function has" in found["optimizer.step"][0] for found in results
+        "Call it after the step function has" in result["optimizer.step"][0] for result in results
     )
 
 
 def test_a_plain_backward_pass_that_makes_the_same_gradients_is_none_of_them() -> None:
-    (found,) = run_ranks(1, passes, 1, 1)
-    assert {text for text, _ in found.values()} == {"nothing"}
-    assert all(map(torch.equal, found["loss.backward"][1], found["model.backward"][1]))
+    (outcomes,) = run_ranks(1, passes, 1, 1)
+    assert {text for text, _ in outcomes.values()} == {"nothing"}
+    assert all(map(torch.equal, outcomes["loss.backward"][1], outcomes["model.backward"][1]))
 
 
 class Given(nn.Module):
-    """A module on the other partition, and what its parent gives it."""
+    """A module on the other partition, and the argument that its parent gives."""
 
-    def __init__(self, given: str) -> None:
+    def __init__(self, kind: str) -> None:
         import smdistributed.modelparallel.torch as smp
 
         super().__init__()
-        self.given, self.first, self.second = given, nn.Linear(4, 4), Taking(given)
+        self.given, self.first, self.second = kind, nn.Linear(4, 4), Taking(kind)
         smp.set_partition(self.second, smp.pp_size() - 1)
         smp.set_partition(self.second.inner, smp.pp_size() - 1)
 
@@ -226,22 +231,22 @@ class Given(nn.Module):
 
 
 class Taking(nn.Module):
-    def __init__(self, given: str) -> None:
+    def __init__(self, kind: str) -> None:
         super().__init__()
-        self.given, self.inner = given, nn.Linear(4, 4)
+        self.given, self.inner = kind, nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.inner(x)  # type: ignore[no-any-return]
 
 
-def give(given: str) -> tuple[str, str]:
-    """Return what a step says, and what pickling the model says after it."""
+def give(kind: str) -> tuple[str, str]:
+    """Return the message of a step, and the message of pickling the model after it."""
     import io
 
     import smdistributed.modelparallel.torch as smp
 
     smp.init({**BY_HAND, "microbatches": 4})
-    model = smp.DistributedModel(Given(given))
+    model = smp.DistributedModel(Given(kind))
 
     @smp.step
     def train(model: Any, x: torch.Tensor) -> None:
@@ -252,15 +257,15 @@ def give(given: str) -> tuple[str, str]:
         train(model, torch.ones(8, 4))
         train(model, torch.ones(8, 4))
 
-    step = said(twice)
-    pickled = said(lambda: torch.save(model, io.BytesIO()))
+    step = error_of(twice)
+    pickled = error_of(lambda: torch.save(model, io.BytesIO()))
     if step == "nothing":
         model.state_dict()
     return step, pickled
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("kind", "words"),
     [
         (
             "nested",
@@ -274,9 +279,9 @@ def give(given: str) -> tuple[str, str]:
         ("meta", "TypeError: a tensor on the device meta has no values"),
     ],
 )
-def test_what_another_partition_cannot_have_is_named(given: str, words: str) -> None:
-    results = run_ranks(2, give, given)
-    # The rank where it happens says so; the other one may see its connection end first.
+def test_what_another_partition_cannot_have_is_named(kind: str, words: str) -> None:
+    results = run_ranks(2, give, kind)
+    # The rank of the error says so; the other one may see its connection end first.
     assert any(words in step for step, _ in results), results
     assert all("cannot be pickled" in pickled for _, pickled in results)
 
@@ -288,7 +293,9 @@ def test_a_module_that_a_forward_makes_is_where_its_parent_is() -> None:
 
 
 def test_a_parameter_that_is_written_in_a_step_is_named() -> None:
-    """An error of torch's backward pass is explained by what was written since the step began."""
+    """Explain an error of torch's backward pass by the parameters that were written since the step
+    began.
+    """
     net = nn.Linear(4, 4)
     views = ModuleState(
         0, lambda: Turn(0), lambda: (0,), lambda number: f"number {number} (Linear)"

@@ -1,4 +1,4 @@
-"""`smp.DistributedModel`: what scripts may ask of it, and what it refuses."""
+"""Test `smp.DistributedModel`: the calls that scripts may make, and those that it refuses."""
 
 from __future__ import annotations
 
@@ -380,10 +380,12 @@ def _states(config: dict[str, Any]) -> dict[str, Any]:
     model.load_state_dict(marked)
     train, _ = steps(smp)
     train(model, X)
-    whole = model.state_dict()
-    assert list(whole) == list(marked)
+    full_state = model.state_dict()
+    assert list(full_state) == list(marked)
     assert all(
-        torch.equal(whole[n], marked[n]) for n in whole if "running" not in n and "tracked" not in n
+        torch.equal(full_state[n], marked[n])
+        for n in full_state
+        if "running" not in n and "tracked" not in n
     )
     only = model.state_dict(gather_to_rank0=True)
     part = model.local_state_dict()
@@ -392,10 +394,10 @@ def _states(config: dict[str, Any]) -> dict[str, Any]:
     assert not any(p.any() for p in model.local_parameters())
     model.load_state_dict(part)
     again = model.state_dict()
-    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    assert all(torch.equal(full_state[name], again[name]) for name in full_state)
     model.get_module().load_state_dict(marked)  # each rank takes its own
     assert all(bool((p == 7).all()) for p in model.local_parameters())
-    lacking = {name: v for name, v in whole.items() if name != "second.bias"}
+    lacking = {name: v for name, v in full_state.items() if name != "second.bias"}
     keys = model.load_state_dict(lacking, strict=False)
     assert (keys.missing_keys, keys.unexpected_keys) == (["second.bias"], [])
     shorter = dict(list(part.items())[1:])
@@ -406,8 +408,12 @@ def _states(config: dict[str, Any]) -> dict[str, Any]:
         "only": list(only),
         "part": list(part),
         "missing": raised(RuntimeError, lambda: model.load_state_dict(lacking)),
-        "unexpected": raised(RuntimeError, lambda: model.load_state_dict({**whole, "third": X})),
-        "shape": raised(RuntimeError, lambda: model.load_state_dict({**whole, "second.bias": X})),
+        "unexpected": raised(
+            RuntimeError, lambda: model.load_state_dict({**full_state, "third": X})
+        ),
+        "shape": raised(
+            RuntimeError, lambda: model.load_state_dict({**full_state, "second.bias": X})
+        ),
         "local": raised(
             RuntimeError, lambda: model.load_state_dict(shorter, same_partition_load=True)
         ),
@@ -651,9 +657,9 @@ def _norms(config: dict[str, Any]) -> list[float]:
         local = float(nn.utils.clip_grad_norm_(list(model.local_parameters()), 1e9, kind))
         for name, part in reference.named_children():
             there = list(model.module.get_submodule(name).parameters())
-            whole = float(nn.utils.clip_grad_norm_(part.parameters(), 1e9, kind))
+            full_norm = float(nn.utils.clip_grad_norm_(part.parameters(), 1e9, kind))
             assert float(nn.utils.clip_grad_norm_(there, 1e9, kind)) == pytest.approx(
-                whole, rel=1e-12
+                full_norm, rel=1e-12
             )
         expected = copy.deepcopy(reference)
         for p, q in zip(expected.parameters(), reference.parameters(), strict=True):
@@ -663,21 +669,21 @@ def _norms(config: dict[str, Any]) -> list[float]:
         total = nn.utils.get_total_norm(mine, kind, error_if_nonfinite=True)
         assert float(total) == pytest.approx(norm, rel=1e-12)
         if kind == 2.0:
-            found = float(model.clip_grad_norm_(0.01))
+            norm_found = float(model.clip_grad_norm_(0.01))
         elif kind == 1.0:
             nn.utils.clip_grads_with_norm_(model.parameters(), 0.01, total)
-            found = float(total)
+            norm_found = float(total)
         else:
-            found = float(
+            norm_found = float(
                 nn.utils.clip_grad_norm_(model.parameters(), 0.01, kind, error_if_nonfinite=True)
             )
-        assert found == pytest.approx(norm, rel=1e-12)
+        assert norm_found == pytest.approx(norm, rel=1e-12)
         assert local < norm or kind == float("inf")
         assert nn.utils.get_total_norm([torch.full((4,), 2.0)]) == 4.0  # not the model's
         gradients: dict[str, Any] = {n: p.grad for n, p in expected.named_parameters()}
         for name, p in model.local_named_parameters():
             assert torch.allclose(p.grad, gradients[name], rtol=1e-12)
-        out.append(found)
+        out.append(norm_found)
     smp.barrier()
     return out
 

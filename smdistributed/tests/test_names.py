@@ -33,10 +33,10 @@ def _names() -> dict[str, int]:
     table = PAGE.read_text().partition("<!-- names -->")[2].partition("<!-- end of names -->")[0]
     names = {}
     for row in table.splitlines():
-        if found := re.match(r"\| (`.*?`) \| (\d) \|", row):
-            for name in re.findall("`(.*?)`", found[1]):
+        if match := re.match(r"\| (`.*?`) \| (\d) \|", row):
+            for name in re.findall("`(.*?)`", match[1]):
                 root, _, rest = name.partition(".")
-                names[f"{ROOTS.get(root, root)}.{rest}"] = int(found[2])
+                names[f"{ROOTS.get(root, root)}.{rest}"] = int(match[2])
     return names
 
 
@@ -59,7 +59,7 @@ def _is_there(name: str) -> bool:
 def _missing(names: list[str]) -> list[str]:
     from smdistributed.modelparallel.torch.model import DistributedModel
 
-    # What an instance has; the class does not show it.
+    # Attributes that an instance has; the class does not show them.
     assert "self.partitioned = " in inspect.getsource(DistributedModel)
     return [
         name
@@ -79,7 +79,7 @@ def _unsupported() -> dict[str, str]:
     import smdistributed.modelparallel.torch as smp
     from smdistributed.modelparallel.torch.exceptions import SMPUnsupportedError
 
-    said = {}
+    messages = {}
     for name in (
         "DistributedTransformer",
         "DistributedTransformerLayer",
@@ -89,13 +89,13 @@ def _unsupported() -> dict[str, str]:
     ):
         with pytest.raises(SMPUnsupportedError) as caught:
             getattr(smp.nn, name)(hidden_size=4)
-        said[name] = str(caught.value)
+        messages[name] = str(caught.value)
         smp.tp_register_with_module(torch.nn.TransformerEncoderLayer, getattr(smp.nn, name))
     from smdistributed.modelparallel.torch.nn.huggingface.gpt2 import hf_gpt2_transformer_init_hook
 
     with pytest.raises(SMPUnsupportedError) as caught:
         hf_gpt2_transformer_init_hook(None)
-    said["hook"] = str(caught.value)
+    messages["hook"] = str(caught.value)
     with pytest.raises(ImportError):
         from smdistributed.modelparallel.torch.nn.huggingface.gpt2 import (
             translate_everything,  # noqa: F401
@@ -104,15 +104,15 @@ def _unsupported() -> dict[str, str]:
         smp.nn.huggingface.gpt2.translate_state_dict_to_hf_gpt2(
             {"transformer.seq_layers.0.x": 1}, 8
         )
-    said["state"] = str(caught.value)
-    return said
+    messages["state"] = str(caught.value)
+    return messages
 
 
 def test_what_is_not_there_says_so() -> None:
-    said = run_ranks(1, _unsupported)[0]
-    assert "hook" in said
-    hook, state = said.pop("hook"), said.pop("state")
-    for name, text in said.items():
+    results = run_ranks(1, _unsupported)[0]
+    assert "hook" in results
+    hook, state = results.pop("hook"), results.pop("state")
+    for name, text in results.items():
         assert text.startswith(
             f"smp.nn.{name} is not part of this library: use the model's own layers"
         )

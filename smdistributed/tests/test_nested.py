@@ -1,4 +1,4 @@
-"""No tensor that crosses a partition loses its gradient, whatever object it is in."""
+"""Test that no tensor that crosses a partition loses its gradient, in any kind of object."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def wrap(spec: Any, first: torch.Tensor, second: torch.Tensor) -> Any:
 
 
 def read(spec: Any, value: Any) -> list[torch.Tensor]:
-    """Return the tensors of a wrapped value, and see that everything else is what it was."""
+    """Return the tensors of a wrapped value, and check that everything else is as it was."""
     if isinstance(spec, str):
         if spec in ("first", "second"):
             assert isinstance(value, torch.Tensor)
@@ -42,8 +42,8 @@ def read(spec: Any, value: Any) -> list[torch.Tensor]:
     assert type(value) is type(ALL[kind][0](torch.ones(2, 2), torch.ones(2, 2)))
     return [
         tensor
-        for inner, each in zip(specs, ALL[kind][1](value), strict=True)
-        for tensor in read(inner, each)
+        for inner, spec in zip(specs, ALL[kind][1](value), strict=True)
+        for tensor in read(inner, spec)
     ]
 
 
@@ -77,8 +77,8 @@ class Takes(nn.Module):
 
 
 class Net(nn.Module):
-    """On partition 0, but for `gives` and `takes`: a value is the result of a
-    remote module, and twice an argument.
+    """A network on partition 0, but for `gives` and `takes`: a value is the result of a remote
+    module, and twice an argument.
     """
 
     def __init__(self, spec: Any) -> None:
@@ -94,7 +94,7 @@ class Net(nn.Module):
 
 
 class Returns(nn.Module):
-    """Returns what its last module, which is remote, gives: the runtime's tail call."""
+    """Returns the output of its last module, which is remote: the runtime's tail call."""
 
     def __init__(self, spec: Any) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ def train(specs: list[Any], config: dict[str, Any], tails: bool) -> list[equalit
     import smdistributed.modelparallel.torch as smp
 
     smp.init({"pipeline_parallel_degree": 2, "microbatches": 2, **config})
-    found = []
+    differences = []
     for spec in specs:
         for kind in (Net, Returns) if tails else (Net,):
             torch.manual_seed(5)
@@ -131,16 +131,16 @@ def train(specs: list[Any], config: dict[str, Any], tails: bool) -> list[equalit
                 ).double()
                 return both[0], both[1]
 
-            found.append(equality.compare(plain, loss_of, data, owner=owner))
+            differences.append(equality.compare(plain, loss_of, data, owner=owner))
     smp.barrier()
-    return found
+    return differences
 
 
 def check(specs: list[Any], *, tails: bool = True, **config: Any) -> None:
     for rank, results in enumerate(run_ranks(2, train, specs, config, tails)):
-        for n, found in enumerate(results):
+        for n, result in enumerate(results):
             spec = specs[n // 2 if tails else n]
-            assert found.largest <= 1e-10, f"{spec} on rank {rank}: {found}"
+            assert result.largest <= 1e-10, f"{spec} on rank {rank}: {result}"
 
 
 @pytest.mark.core
@@ -149,7 +149,7 @@ def test_every_kind_equals_one_process() -> None:
 
 
 def test_kinds_that_hold_only_tensors_equal_one_process() -> None:
-    # The order in a set is nobody's: no tail call can be sure of it.
+    # The order in a set is undefined: no tail call can be sure of it.
     check([(kind, "first", "second") for kind in TENSORS], tails=False)
 
 
@@ -204,7 +204,7 @@ class Make:
 
 
 def refused(where: str) -> dict[str, str]:
-    """Return by kind what the step says; it fails on all ranks, and the next one starts anew."""
+    """Return by kind the error of a step: all ranks fail, and the next step starts anew."""
     import smdistributed.modelparallel.torch as smp
 
     smp.init({**BY_HAND, "microbatches": 1})
@@ -235,12 +235,12 @@ def test_what_cannot_travel_is_an_error(where: str) -> None:
             assert re.search(
                 rf"cannot send the {where}s? of module other \(Other\) to rank ", text
             ), f"{kind}: {text}"
-        told = "\n".join(texts[kind] for texts in ranks)
-        assert "smp.set_partition" in told, told
-        assert re.search(r"\((Linear|list_iterator|generator)\)|pickle", told), told
+        joined_text = "\n".join(texts[kind] for texts in ranks)
+        assert "smp.set_partition" in joined_text, joined_text
+        assert re.search(r"\((Linear|list_iterator|generator)\)|pickle", joined_text), joined_text
 
 
-def kept(value: Any) -> bool:
+def arrives_as_kept(value: Any) -> bool:
     from smdistributed.modelparallel.torch.transport import pytrees
 
     return pytrees.mapped(torch.clone, value) is value
@@ -248,7 +248,7 @@ def kept(value: Any) -> bool:
 
 def test_objects_without_tensors_stay_what_they_are() -> None:
     assert all(
-        kept(ANY[kind][0](1, "b"))
+        arrives_as_kept(ANY[kind][0](1, "b"))
         for kind in ("dataclass", "own list", "own dict", "user dict", "plain object")
     )
 
@@ -270,7 +270,7 @@ def test_tensors_are_found_in_whatever_object() -> None:
         first,
         Local,
     )
-    assert [id(each) for each in pytrees.tensors_in({"a": value})] == [id(first), id(second)]
+    assert [id(tensor) for tensor in pytrees.tensors_in({"a": value})] == [id(first), id(second)]
     for kind, (make, _) in {**ANY, **TENSORS}.items():
         both = torch.ones(2, 4), torch.ones(2, 4)
         assert len(pytrees.tensors_in(make(*both))) >= (2 if kind != "packed sequence" else 1), kind

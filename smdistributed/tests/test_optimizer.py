@@ -13,13 +13,13 @@ from torch import nn
 from jobs import BY_HAND, train_step
 from ranks import RankError, run_ranks
 
-# Every optimizer of torch, with what it needs beside the parameters. LBFGS cannot be split.
+# Every optimizer of torch, with its arguments beside the parameters. LBFGS cannot be split.
 NAMES = sorted(
     name
-    for name, one in vars(torch.optim).items()
-    if isinstance(one, type)
-    and issubclass(one, torch.optim.Optimizer)
-    and one is not torch.optim.Optimizer
+    for name, optimizer_type in vars(torch.optim).items()
+    if isinstance(optimizer_type, type)
+    and issubclass(optimizer_type, torch.optim.Optimizer)
+    and optimizer_type is not torch.optim.Optimizer
 )
 
 
@@ -114,9 +114,9 @@ def test_every_optimizer_of_torch_equals_one_process(first_on: tuple[int, ...]) 
     ranks = run_ranks(2, _all_optimizers, first_on)
     for name in ranks[0]:
         want = alone(lambda parameters, name=name: make_named(name, parameters))
-        for got, _ in (ranks[0][name], ranks[1][name]):
+        for state, _ in (ranks[0][name], ranks[1][name]):
             for key, value in want.items():
-                assert torch.allclose(got[key], value, atol=1e-10, rtol=0), (name, key)
+                assert torch.allclose(state[key], value, atol=1e-10, rtol=0), (name, key)
     if first_on == (1, 1, 1):
         assert all(count == 0 for _, count in ranks[0].values())
 
@@ -220,7 +220,9 @@ def _scripts_own() -> list[float]:
     from smdistributed.modelparallel.torch.job.wrapped import wrapped
 
     class Own:
-        """As the fp16 optimizer of AWS's older GPT scripts: masters around a torch optimizer."""
+        """An optimizer as the fp16 one of AWS's older GPT scripts: masters around a torch
+        optimizer.
+        """
 
         def __init__(self, optimizer: torch.optim.Optimizer) -> None:
             self.optimizer = optimizer
@@ -286,12 +288,12 @@ def _state(wait: bool) -> list[float]:
         adam.zero_grad()
         loss_of(source(batch(number))).backward()
         adam.step()
-    whole = copy.deepcopy(adam.state_dict())
+    full_state = copy.deepcopy(adam.state_dict())
     optimizer: Any = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.5))
     if not wait:
         train(model, batch(9))
     model.load_state_dict(source.state_dict())
-    optimizer.load_state_dict(whole)
+    optimizer.load_state_dict(full_state)
     assert optimizer.param_groups[0]["lr"] == 0.02
     losses = []
     for number in range(3):
@@ -350,11 +352,16 @@ def _sharded(shard: bool) -> dict[str, Any]:
         train(model, batch(number).chunk(2)[smp.dp_rank()])
         norms.append(optimizer.clip_master_grads(0.1))
         optimizer.step()
-    elements = sum(v.numel() for one in optimizer.state.values() for v in one.values() if v.dim())
+    elements = sum(
+        v.numel()
+        for parameter_state in optimizer.state.values()
+        for v in parameter_state.values()
+        if v.dim()
+    )
     grads = all(p.grad is not None for p in model.local_parameters())
     own, gathered = optimizer.local_state_dict(gather_if_shard=False), optimizer.local_state_dict()
-    whole = optimizer.state_dict()
-    for saved in (own, gathered, whole):
+    full_state = optimizer.state_dict()
+    for saved in (own, gathered, full_state):
         optimizer.load_state_dict(saved)
         assert set(optimizer.local_state_dict(gather_if_shard=False)["state"]) == set(own["state"])
     return {
@@ -363,7 +370,7 @@ def _sharded(shard: bool) -> dict[str, Any]:
         "grads": grads,
         "own": set(own["state"]),
         "gathered": set(gathered["state"]),
-        "whole": whole,
+        "whole": full_state,
         "norms": norms,
     }
 
@@ -378,23 +385,24 @@ def test_two_replicas_of_two_partitions(shard: bool) -> None:
         return plain[0]
 
     want = alone(make, clip=0.1)
-    for one in ranks:
+    for rank_result in ranks:
         for key, value in want.items():
-            assert torch.allclose(one["parameters"][key], value, atol=1e-10, rtol=0)
-        assert one["norms"] == ranks[0]["norms"]
-        assert one["grads"]
+            assert torch.allclose(rank_result["parameters"][key], value, atol=1e-10, rtol=0)
+        assert rank_result["norms"] == ranks[0]["norms"]
+        assert rank_result["grads"]
         for index, values in plain[0].state_dict()["state"].items():
             for key, value in values.items():
-                assert torch.allclose(one["whole"]["state"][index][key], value, atol=1e-10, rtol=0)
+                assert torch.allclose(
+                    rank_result["whole"]["state"][index][key], value, atol=1e-10, rtol=0
+                )
     sizes = {0: 24, 1: 36, 2: 12}
     if shard:  # state is on its owner only: two numbers for each element
-        assert [one["own"] for one in ranks] == [{1}, {2}, {0}, set()]
-        assert [one["elements"] for one in ranks] == [
-            2 * sum(sizes[i] for i in one["own"]) for one in ranks
-        ]
-        assert [one["gathered"] for one in ranks] == [{0, 1}, {2}, {0, 1}, {2}]
+        assert [rank_result["own"] for rank_result in ranks] == [{1}, {2}, {0}, set()]
+        for rank_result in ranks:
+            assert rank_result["elements"] == 2 * sum(sizes[i] for i in rank_result["own"])
+        assert [rank_result["gathered"] for rank_result in ranks] == [{0, 1}, {2}, {0, 1}, {2}]
     else:
-        assert [one["elements"] for one in ranks] == [120, 24, 120, 24]
+        assert [rank_result["elements"] for rank_result in ranks] == [120, 24, 120, 24]
 
 
 # --- LAMB, NovoGrad and Adam ----------------------------------------------------------------------
@@ -519,6 +527,6 @@ def test_fused_optimizers_follow_their_papers_and_torch(ranks: int) -> None:
         adam_reference(torch.optim.AdamW),
     ]
     for gots in run_ranks(ranks, _fused, config):
-        for got, want in zip(gots, wants, strict=True):
-            for value, wanted in zip(got.values(), want, strict=True):
-                assert torch.allclose(value, wanted, atol=1e-10, rtol=0)
+        for one_got, want in zip(gots, wants, strict=True):
+            for value, expected in zip(one_got.values(), want, strict=True):
+                assert torch.allclose(value, expected, atol=1e-10, rtol=0)

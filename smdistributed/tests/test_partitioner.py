@@ -39,8 +39,8 @@ def test_a_chain_is_divided_evenly(
     sizes: tuple[int, ...], degree: int, expected: tuple[int, ...]
 ) -> None:
     owner = devices(chain(*sizes), degree)
-    found = tuple(owner[str(i)] for i in range(len(sizes)))
-    assert found == expected
+    owners = tuple(owner[str(i)] for i in range(len(sizes)))
+    assert owners == expected
     assert owner[""] == 0
 
 
@@ -55,10 +55,10 @@ def test_a_division_is_the_best_of_all(costs: list[int], degree: int) -> None:
         return max(sums), sum(s * s for s in sums)
 
     best = min(score(cuts) for cuts in itertools.combinations(range(1, len(costs)), runs - 1))
-    found = split([float(c) for c in costs], degree)
-    assert found == sorted(found)
-    assert set(found) == set(range(runs))
-    sums = [sum(c for c, d in zip(costs, found, strict=True) if d == run) for run in range(runs)]
+    division = split([float(c) for c in costs], degree)
+    assert division == sorted(division)
+    assert set(division) == set(range(runs))
+    sums = [sum(c for c, d in zip(costs, division, strict=True) if d == run) for run in range(runs)]
     assert (max(sums), sum(s * s for s in sums)) == best
 
 
@@ -158,8 +158,8 @@ def test_only_the_module_that_shares_leaves_its_block() -> None:
 
 
 def test_what_reads_a_childs_parameters_stays_whole() -> None:
-    whole = Node("att", (leaf("att.q", 5), leaf("att.out", 5)), whole=True)
-    owner = devices(Node("", (whole, leaf("mlp", 1))), 3)
+    attention = Node("att", (leaf("att.q", 5), leaf("att.out", 5)), whole=True)
+    owner = devices(Node("", (attention, leaf("mlp", 1))), 3)
     assert owner["att"] == owner["att.q"] == owner["att.out"]
 
 
@@ -207,8 +207,8 @@ def test_the_work_of_a_division_grows_as_the_number_of_modules(costs: list[int])
             [Counted(c) for c in [*itertools.islice(itertools.cycle(costs), length), length / 3]], 4
         )
         work.append(Counted.done)
-    # It is the length times its logarithm. In the square of the length each
-    # step would cost 4 times the one before.
+    # The cost is the length times its logarithm. In the square of the length each step would cost 4
+    # times the one before.
     assert work[1] < 2.6 * work[0]
     assert work[2] < 2.6 * work[1]
 

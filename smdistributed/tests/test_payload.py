@@ -57,10 +57,10 @@ def train(config: dict[str, Any], names: tuple[str, ...]) -> tuple[dict[str, Any
     from smdistributed.modelparallel.torch.pipeline.runtime import present
 
     strict.register()
-    found = test_equality.compare(config, names)
+    differences = test_equality.compare(config, names)
     runtime = present()
     assert runtime is not None
-    return found, runtime.transport.bytes_sent
+    return differences, runtime.transport.bytes_sent
 
 
 @pytest.mark.parametrize(
@@ -78,11 +78,11 @@ def test_a_pipeline_keeps_nccl_s_order(degree: int, pipeline: str, replicas: int
         "pipeline": pipeline,
         "ddp": replicas > 1,
     }
-    for found, by_host in run_ranks(
+    for differences, by_host in run_ranks(
         degree * replicas, train, config, test_equality.PLAIN[:3], variables=STRICT
     ):
         assert by_host == 0
-        assert all(worst.largest <= 1e-10 for worst in found.values()), found
+        assert all(worst.largest <= 1e-10 for worst in differences.values()), differences
 
 
 def exchange() -> list[bool]:
@@ -115,11 +115,11 @@ def exchange() -> list[bool]:
 
 
 def test_types_that_nccl_lacks_arrive_too() -> None:
-    assert all(all(each) for each in run_ranks(2, exchange, variables=STRICT))
+    assert all(all(is_equal) for is_equal in run_ranks(2, exchange, variables=STRICT))
 
 
 class Noted(GroupPayload):
-    """A payload that notes what happens to it."""
+    """A payload that notes the calls of its methods."""
 
     def __init__(self, notes: list[str]) -> None:
         self.notes = notes
@@ -155,16 +155,16 @@ def test_a_send_is_launched_before_its_receive_is_posted() -> None:
 
 
 def rules() -> tuple[bool, str, str]:
-    """Return whether a send ended before its receive was posted, and what is
-    said of a wrong type and a wrong size.
+    """Return whether a send ended before its receive was posted, and the errors for a wrong type
+    and a wrong size.
     """
     strict.register()
     dist.init_process_group("gloo", rank=int(os.environ["OMPI_COMM_WORLD_RANK"]), world_size=2)
     group = dist.new_group([0, 1], backend="strict")
-    found, errors = True, ["", ""]
+    is_completed, errors = True, ["", ""]
     if dist.get_rank() == 0:
         work: Any = dist.isend(torch.ones(4), 1, group=group)
-        found = work.is_completed()
+        is_completed = work.is_completed()
         dist.barrier()
         work.wait()
         dist.isend(torch.ones(8), 1, group=group)
@@ -181,7 +181,7 @@ def rules() -> tuple[bool, str, str]:
             except RuntimeError as error:
                 errors[1] = str(error)
     dist.barrier()
-    return found, errors[0], errors[1]
+    return is_completed, errors[0], errors[1]
 
 
 def test_the_stand_in_has_nccl_s_rules() -> None:
@@ -205,8 +205,8 @@ def unknown() -> str:
 
 
 def test_an_unknown_backend_is_named() -> None:
-    for said in run_ranks(2, unknown, variables={"SMP_PAYLOAD": "pigeons"}):
-        assert said.startswith("SMP_PAYLOAD=pigeons: torch.distributed has no such backend")
+    for message in run_ranks(2, unknown, variables={"SMP_PAYLOAD": "pigeons"}):
+        assert message.startswith("SMP_PAYLOAD=pigeons: torch.distributed has no such backend")
 
 
 def test_each_context_makes_ready_what_it_uses() -> None:
@@ -269,11 +269,11 @@ def sent_in_training(use_cache: bool) -> tuple[int, float]:
 
 
 def test_hugging_face_s_cache_does_not_travel_with_each_layer() -> None:
-    """What the root's rank sends: arguments, and outputs for the other steps.
+    """Count the bytes that the root's rank sends: arguments, and outputs for the other steps.
 
     A layer's own entry may return.
     """
     (least, expected), _ = run_ranks(2, sent_in_training, False)
-    (found, loss), _ = run_ranks(2, sent_in_training, True)
+    (bytes_sent, loss), _ = run_ranks(2, sent_in_training, True)
     assert loss == expected
-    assert found <= 1.1 * least
+    assert bytes_sent <= 1.1 * least

@@ -146,26 +146,26 @@ def _trains(name: str, scale: float | None) -> dict[str, Any]:
         assert parameter.dtype == dtype
         assert master.dtype == torch.float32
         assert torch.equal(parameter, master.to(dtype))
-    whole = optimizer.state_dict()["_smp_precision"]["masters"]
+    full_state = optimizer.state_dict()["_smp_precision"]["masters"]
     assert all(
-        one["exp_avg"].dtype == torch.float32
-        for one in optimizer.local_state_dict()["state"].values()
+        parameter_state["exp_avg"].dtype == torch.float32
+        for parameter_state in optimizer.local_state_dict()["state"].values()
     )
-    # Somebody changes the model: the masters follow where they differ.
-    kept = {index: master.clone() for index, (_, master) in optimizer._smp_masters.pairs.items()}
+    # The script changes the model: the masters follow where they differ.
+    masters = {index: master.clone() for index, (_, master) in optimizer._smp_masters.pairs.items()}
     local = next(iter(model.local_parameters()))
     with torch.no_grad():
         local[0] = 3.0
     optimizer.zero_grad()
     optimizer.update_master_grads()
-    changed = [not torch.equal(kept[i], m) for i, (_, m) in optimizer._smp_masters.pairs.items()]
+    changed = [not torch.equal(masters[i], m) for i, (_, m) in optimizer._smp_masters.pairs.items()]
     assert changed == [True, False]
-    index = next(iter(kept))
-    assert torch.equal(optimizer._smp_masters.pairs[index][1][1:], kept[index][1:])
+    index = next(iter(masters))
+    assert torch.equal(optimizer._smp_masters.pairs[index][1][1:], masters[index][1:])
     local.data[1] = 4.0
     optimizer.reload_model_params(model, optimizer)
     assert bool((optimizer._smp_masters.pairs[index][1][1] == 4.0).all())
-    return {"losses": losses, "norms": norms, "masters": whole}
+    return {"losses": losses, "norms": norms, "masters": full_state}
 
 
 @pytest.mark.parametrize(("name", "scale"), [("bf16", 1.0), ("fp16", 1.0), ("fp16", 256.0)])
@@ -174,13 +174,13 @@ def test_half_precision_equals_one_process_with_masters(name: str, scale: float)
     norms, masters = alone(dtype, 6, 0.5, 2e-3)
     ranks = run_ranks(2, _trains, name, scale)
     assert ranks[0]["losses"] == ranks[1]["losses"]
-    for one in ranks:
+    for rank_result in ranks:
         # A scale that is a power of two changes no digit, but for fp16 gradients too small for it.
-        assert one["norms"] == pytest.approx(norms, rel=1e-6 if scale == 1.0 else 1e-2)
+        tolerance = 1e-6 if scale == 1.0 else 1e-2
+        assert rank_result["norms"] == pytest.approx(norms, rel=tolerance)
         for index, master in enumerate(masters):
-            assert torch.allclose(
-                one["masters"][index], master, atol=1e-6 if scale == 1.0 else 1e-4
-            )
+            tolerance = 1e-6 if scale == 1.0 else 1e-4
+            assert torch.allclose(rank_result["masters"][index], master, atol=tolerance)
 
 
 def _small_updates() -> list[float]:
@@ -199,7 +199,7 @@ def _small_updates() -> list[float]:
             stuck = sum(
                 [int((p == first[i]).sum()) for i, (p, _) in optimizer._smp_masters.pairs.items()]
             )
-    # The first update is lost in some weights; the masters add up what follows.
+    # The first update is lost in some weights; the masters add up the following ones.
     assert stuck > sum(
         [int((p == first[i]).sum()) for i, (p, _) in optimizer._smp_masters.pairs.items()]
     )
@@ -233,7 +233,7 @@ def _overflow() -> dict[str, Any]:
         if number == 20 and smp.pp_rank() == 1:  # on one rank only: all skip
             next(iter(model.local_parameters())).grad.view(-1)[0] = float("inf")
         before = [p.detach().clone() for p in model.local_parameters()]
-        steps = sum([float(one["step"]) for one in optimizer.state.values()])
+        steps = sum([float(state["step"]) for state in optimizer.state.values()])
         norm = optimizer.clip_master_grads(1.0)
         optimizer.step()
         if optimizer.overflow:
@@ -241,7 +241,7 @@ def _overflow() -> dict[str, Any]:
             assert all(
                 torch.equal(a, b) for a, b in zip(before, model.local_parameters(), strict=True)
             )
-            assert sum([float(one["step"]) for one in optimizer.state.values()]) == steps
+            assert sum([float(state["step"]) for state in optimizer.state.values()]) == steps
         else:
             assert norm > 0
         seen.append((optimizer.overflow, optimizer.loss_scale))
@@ -344,19 +344,19 @@ def _tensor() -> dict[str, Any]:
             (optimizer.clip_master_grads(100.0, float("inf")), optimizer.clip_master_grads(0.3))
         )
         optimizer.step()
-    whole = optimizer.state_dict()
+    full_state = optimizer.state_dict()
     plain = torch.optim.AdamW(network().parameters(), lr=0.05)
-    plain.load_state_dict(whole)
-    kept = {
-        index: one["exp_avg"].clone()
-        for index, one in optimizer.local_state_dict()["state"].items()
+    plain.load_state_dict(full_state)
+    averages = {
+        index: parameter_state["exp_avg"].clone()
+        for index, parameter_state in optimizer.local_state_dict()["state"].items()
     }
-    optimizer.load_state_dict(whole)
+    optimizer.load_state_dict(full_state)
     for index, one in optimizer.local_state_dict()["state"].items():
-        assert torch.equal(one["exp_avg"], kept[index])
+        assert torch.equal(one["exp_avg"], averages[index])
     return {
         "norms": norms,
-        "state": {index: one["exp_avg"] for index, one in plain.state_dict()["state"].items()},
+        "state": {index: state["exp_avg"] for index, state in plain.state_dict()["state"].items()},
     }
 
 
@@ -370,9 +370,9 @@ def test_clip_counts_split_parameters_once() -> None:
         largest = max(float(p.grad.abs().max()) for p in model.parameters() if p.grad is not None)
         norms.append((largest, float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3))))
         optimizer.step()
-    for one in run_ranks(2, _tensor):
-        assert torch.tensor(one["norms"]).allclose(torch.tensor(norms), rtol=1e-5)
-        for index, value in one["state"].items():
+    for rank_result in run_ranks(2, _tensor):
+        assert torch.tensor(rank_result["norms"]).allclose(torch.tensor(norms), rtol=1e-5)
+        for index, value in rank_result["state"].items():
             assert torch.allclose(
                 value, optimizer.state_dict()["state"][index]["exp_avg"], atol=1e-6
             )

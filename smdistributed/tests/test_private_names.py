@@ -47,15 +47,15 @@ def names(node: ast.AST) -> Iterator[str]:
             yield node.attr
     elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
         yield from (node.module or "").split(".")
-        yield from (each.name for each in node.names)
+        yield from (name.name for name in node.names)
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.value  # vars(module)["_buffers"]
 
 
 def read_by(file: Path) -> set[str]:
     program = ast.parse(file.read_text(encoding="utf-8"))
-    found = {name for node in ast.walk(program) for name in names(node) if private(name)}
-    return {name for name in found if any(hasattr(part, name) for part in PARTS)}
+    private_names = {name for node in ast.walk(program) for name in names(node) if private(name)}
+    return {name for name in private_names if any(hasattr(part, name) for part in PARTS)}
 
 
 @pytest.mark.core
@@ -64,5 +64,7 @@ def test_every_private_name_of_torch_is_on_the_page() -> None:
     on_page = set(re.findall(r"\w+", code))
     taken = {file.name: read_by(file) for file in sorted(PACKAGE.rglob("*.py"))}
     assert len(set().union(*taken.values())) > 20
-    missing = {file: found - on_page for file, found in taken.items() if found - on_page}
+    missing = {
+        file: names_taken - on_page for file, names_taken in taken.items() if names_taken - on_page
+    }
     assert not missing

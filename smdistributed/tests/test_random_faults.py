@@ -36,10 +36,10 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Moment:
-    """When a rank fails.
+    """The moment in which a rank fails.
 
     Attributes:
-        folder: Where it says so.
+        folder: Where the rank says so.
         how: "kill", "raise", or "count": it does not fail.
         rank: The rank.
         number: Of its moments of this kind.
@@ -47,7 +47,7 @@ class Moment:
         raises: How many of "raise".
 
     Both numbers are ctypes': the profiler counts in every thread, also while smp gives the
-    containers that a model's code reaches back what they held.
+    containers that a model's code reaches their content back.
     """
 
     folder: str

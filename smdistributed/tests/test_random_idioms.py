@@ -1,5 +1,5 @@
-"""Modules drawn at random, with what a partition could get wrong: they keep state, write to
-arguments, set each other.
+"""Test modules drawn at random, with habits that a partition could get wrong: they keep state,
+write to arguments, set each other.
 
 Each equals one process, or is refused by a sentence. More by hand:
 SMP_RANDOM_IDIOMS=1000 models for each job.
@@ -32,7 +32,7 @@ GAIN = 1.0
 
 
 class Settings:
-    """What modules set and read on a class."""
+    """Values that modules set and read on a class."""
 
     gain = 1.0
 
@@ -45,14 +45,14 @@ class Slots:
 
 @dataclass
 class Notes:
-    """What modules write into."""
+    """Containers that modules write into."""
 
     losses: list[torch.Tensor] = field(default_factory=list)
     calls: int = 0
 
 
 class Node(nn.Module):
-    """A module with children. `way` says how it calls them."""
+    """A module with children. `way` says how the module calls its children."""
 
     def __init__(self, kind: str, children: list[nn.Module]) -> None:
         super().__init__()
@@ -72,7 +72,9 @@ class Node(nn.Module):
         self.found.append(out)
 
     def base(self, h: torch.Tensor) -> torch.Tensor:
-        """Return what every kind computes by itself: it depends on what others may have set."""
+        """Return the result that every kind computes by itself: it depends on values that others
+        may have set.
+        """
         y: torch.Tensor = torch.tanh(self.own(h)) * self.scale * FACTOR.get() * GAIN * Settings.gain
         return y if self.on and self.training else 0.5 * y
 
@@ -268,7 +270,7 @@ WAYS: dict[str, Callable[[Any, torch.Tensor, Any], torch.Tensor]] = {
 
 
 class Root(nn.Module):
-    """Adds what its modules have noted, and what they keep as `aux`, to its result."""
+    """Adds the notes of its modules, and their `aux` values, to its result."""
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
@@ -317,20 +319,20 @@ def train(config: dict[str, Any], specs: list[Spec]) -> list[equality.Difference
     from smdistributed.modelparallel.torch.exceptions import StepError
 
     smp.init(config)
-    found: list[equality.Difference | str] = []
+    outcomes: list[equality.Difference | str] = []
     for spec in specs:
         torch.manual_seed(3)
         try:
-            found.append(
+            outcomes.append(
                 equality.compare(
                     Root(spec).double(), squares, rows, owner=place(spec, smp.pp_size())
                 )
             )
         except StepError as error:
-            found.append(f"{error} {error.__cause__}")
+            outcomes.append(f"{error} {error.__cause__}")
             forget()
     smp.barrier()
-    return found
+    return outcomes
 
 
 @pytest.mark.parametrize(
@@ -348,19 +350,20 @@ def test_random_idioms_equal_one_process_or_are_refused(
         "pipeline": pipeline,
     }
     refused = 0
-    for spec, *found in zip(
+    for spec, *rank_outcomes in zip(
         specs, *run_ranks(degree, train, config, specs, limit=300 + 20 * MODELS), strict=True
     ):
-        texts = [each for each in found if isinstance(each, str)]
+        texts = [outcome for outcome in rank_outcomes if isinstance(outcome, str)]
         refused += bool(texts)
         if texts:
             print(f"refused: {spec}: {texts}")
-            assert len(texts) == degree, f"{spec}: {found}"
-            assert any("smp.set_partition" in text for text in texts), f"{spec}: {found}"
+            assert len(texts) == degree, f"{spec}: {rank_outcomes}"
+            assert any("smp.set_partition" in text for text in texts), f"{spec}: {rank_outcomes}"
         else:
-            assert max(each.largest for each in found if not isinstance(each, str)) <= 1e-9, (
-                f"{spec}: {found}"
-            )
+            assert (
+                max(outcome.largest for outcome in rank_outcomes if not isinstance(outcome, str))
+                <= 1e-9
+            ), f"{spec}: {rank_outcomes}"
     assert refused <= MODELS // 10
 
 
@@ -369,12 +372,12 @@ FOUND: list[Spec] = [
     ("differentiates", 2, [("has_aux", 0, []), ("has_aux", 3, [])]),
     ("has_variable", 2, [("averages_in_place", 1, []), ("nests", 3, [])]),
 ]
-"""What was wrong once."""
+"""Specifications that were wrong once."""
 
 
 def test_what_was_found_before_equals_one_process() -> None:
     config = {"pipeline_parallel_degree": 3, "microbatches": 4}
     for results in run_ranks(3, train, config, FOUND):
-        for spec, found in zip(FOUND, results, strict=True):
-            assert not isinstance(found, str), f"{spec}: {found}"
-            assert found.largest <= 1e-9, f"{spec}: {found}"
+        for spec, outcome in zip(FOUND, results, strict=True):
+            assert not isinstance(outcome, str), f"{spec}: {outcome}"
+            assert outcome.largest <= 1e-9, f"{spec}: {outcome}"

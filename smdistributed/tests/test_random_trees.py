@@ -91,7 +91,7 @@ def build(spec: Spec, tied: nn.Linear) -> nn.Module:
         return module
     if kind == "norm":
         return nn.LayerNorm(WIDTH)
-    if kind == "inplace":  # nothing else reads what it changes
+    if kind == "inplace":  # nothing else reads the changed value
         return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True))
     if kind == "chain":
         return nn.Sequential(*[build(child, tied) for child in children])
@@ -150,17 +150,17 @@ def train(config: dict[str, Any], specs: list[Spec]) -> list[equality.Difference
     import smdistributed.modelparallel.torch as smp
 
     smp.init(config)
-    found = []
+    differences = []
     for spec in specs:
         torch.manual_seed(3)
         root = Root(spec).double()
-        found.append(
+        differences.append(
             equality.compare(
                 root, equality.squares, equality.rows, owner=place(root, spec, smp.pp_size())
             )
         )
     smp.barrier()
-    return found
+    return differences
 
 
 @given(
@@ -179,5 +179,5 @@ def test_random_trees_equal_one_process(
         "pipeline": pipeline,
     }
     for rank, results in enumerate(run_ranks(degree, train, config, specs)):
-        for spec, found in zip(specs, results, strict=True):
-            assert found.largest <= 1e-9, f"{spec} on rank {rank}: {found}"
+        for spec, rank_differences in zip(specs, results, strict=True):
+            assert rank_differences.largest <= 1e-9, f"{spec} on rank {rank}: {rank_differences}"

@@ -1,4 +1,4 @@
-"""The same seeds give the same losses, with dropout, whatever arrives first.
+"""Test that the same seeds give the same losses, with dropout, in any order of arrival.
 
 And every draw is another one.
 """
@@ -23,7 +23,7 @@ WIDTH, BATCH = 8, 8
 class Drops(nn.Module):
     """A linear module with dropout.
 
-    It takes longer for some microbatches, on one rank or another.
+    Dropping takes longer for some microbatches, on one rank or another.
     """
 
     seen: queue.SimpleQueue[torch.Tensor]
@@ -78,7 +78,7 @@ def other_losses(kind: str) -> tuple[list[list[float]], bool]:
     import smdistributed.modelparallel.torch as smp
 
     smp.init({**BY_HAND, "microbatches": 4, "active_microbatches": 4})
-    found, stayed = [], True
+    loss_lists, stayed = [], True
     for speeds in ([0, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 2], [3, 1, 2, 0], [0, 0, 2, 1]):
         torch.manual_seed(11)
         random.seed(5)
@@ -94,21 +94,21 @@ def other_losses(kind: str) -> tuple[list[list[float]], bool]:
             optimizer.zero_grad()
             before = streams()
             x = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(step)).double()
-            values += [each.item() for each in train(model, x).outputs]
+            values += [output.item() for output in train(model, x).outputs]
             stayed &= step == 0 or before == streams()
             optimizer.step()
-        found.append(values)
+        loss_lists.append(values)
         forget()
     smp.barrier()
-    return found, stayed
+    return loss_lists, stayed
 
 
 @pytest.mark.parametrize("kind", ["python", "numpy", "hidden"])
 def test_generators_of_python_and_numpy_belong_to_the_microbatch(kind: str) -> None:
     results = run_ranks(2, other_losses, kind)
-    for found, stayed in results:
-        assert all(values == found[0] for values in found)
-        assert len(set(found[0])) == len(found[0])
+    for result, stayed in results:
+        assert all(values == result[0] for values in result)
+        assert len(set(result[0])) == len(result[0])
         assert stayed
     assert results[0] == results[1]
 
@@ -121,7 +121,7 @@ def losses(config: dict[str, Any], places: list[int], checkpoint: bool) -> dict[
     import smdistributed.modelparallel.torch as smp
 
     smp.init({**BY_HAND, "microbatches": 4, "pipeline_parallel_degree": max(places) + 1, **config})
-    found, drawn = [], []
+    losses_and_draws, drawn = [], []
     for speeds in (
         [0, 0, 0, 0, 0],
         [1, 0, 0, 0, 0],
@@ -144,9 +144,9 @@ def losses(config: dict[str, Any], places: list[int], checkpoint: bool) -> dict[
         for step in range(3):
             optimizer.zero_grad()
             x = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(step)).double()
-            values += [each.item() for each in train(model, x).outputs]
+            values += [output.item() for output in train(model, x).outputs]
             optimizer.step()
-        found.append((values, torch.rand(()).item()))
+        losses_and_draws.append((values, torch.rand(()).item()))
         drawn = [
             tuple(module.seen.get().tolist())
             for module in modules
@@ -154,7 +154,7 @@ def losses(config: dict[str, Any], places: list[int], checkpoint: bool) -> dict[
         ]
         forget()
     smp.barrier()
-    return {"losses": found, "drawn": len(drawn), "different": len(set(drawn))}
+    return {"losses": losses_and_draws, "drawn": len(drawn), "different": len(set(drawn))}
 
 
 @pytest.mark.parametrize(
@@ -181,4 +181,6 @@ def test_modules_that_run_again_draw_the_same() -> None:
     with_it, without = (
         run_ranks(2, losses, {}, [0, 1, 0, 1], checkpoint) for checkpoint in (True, False)
     )
-    assert [each["losses"] for each in with_it] == [each["losses"] for each in without]
+    assert [rank_result["losses"] for rank_result in with_it] == [
+        rank_result["losses"] for rank_result in without
+    ]

@@ -80,7 +80,7 @@ class Net(nn.Module):
     normalization in any order.
 
     Attributes:
-        reads: Whether it reads the running mean that it has just updated.
+        reads: Whether the module reads the running mean that it has just updated.
     """
 
     def __init__(self, reads: bool) -> None:

@@ -1,5 +1,5 @@
-"""What runs when: the order of passes, microbatches in flight, and what
-contexts carry to other ranks.
+"""Test the order of a step: passes, microbatches in flight, and the contexts that are carried to
+other ranks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MICROBATCHES = 6
 def order_of_step(schedule: str, active: int) -> dict[str, Any]:
     """Train a model that ends with a remote module.
 
-    Return what ran on this rank, and how much was in flight.
+    Return the passes that ran on this rank, and how many microbatches were in flight.
     """
     import torch
 
@@ -74,15 +74,15 @@ def order_of_step(schedule: str, active: int) -> dict[str, Any]:
 def passes(actions: list[str]) -> list[tuple[str, int]]:
     return [
         (kind, int(number))
-        for each in actions
-        if each
-        for _, kind, number in [re.split("([FB])", each)]
+        for action in actions
+        if action
+        for _, kind, number in [re.split("([FB])", action)]
     ]
 
 
 def test_the_last_rank_runs_what_the_printed_schedule_says() -> None:
-    """What it runs next is the same whenever messages come: the other ranks
-    choose among what has arrived.
+    """Run the same action next at each order of messages: the other ranks choose among the arrived
+    ones.
     """
     for schedule, active in (("interleaved", 2), ("interleaved", MICROBATCHES), ("simple", 2)):
         first, last = run_ranks(2, order_of_step, schedule, active)
@@ -127,7 +127,7 @@ def test_every_schedule_is_whole(partitions: int, active: int | None, pipeline: 
     are in flight than may be.
     """
     columns = actions(partitions, 9, pipeline, active)
-    when = {each: time for column in columns for time, each in enumerate(column) if each}
+    when = {action: time for column in columns for time, action in enumerate(column) if action}
     assert len(when) == 2 * partitions * 9
     for rank, number in itertools.product(range(partitions), range(9)):
         assert when[f"{rank}F{number}"] < when[f"{rank}B{number}"]
@@ -156,13 +156,13 @@ def test_every_thread_of_a_step_computes_with_as_many_threads_as_the_script_says
         2, [str(HERE / "scripts" / "threads.py")], variables={"OMP_NUM_THREADS": "2"}
     )
     assert root.status == 0, root.err
-    found = re.search(r"before 2 in steps 1 changes of threads (\d+)$", root.out, re.MULTILINE)
-    assert found is not None, root.out
-    assert int(found[1]) > 0
+    match = re.search(r"before 2 in steps 1 changes of threads (\d+)$", root.out, re.MULTILINE)
+    assert match is not None, root.out
+    assert int(match[1]) > 0
 
 
 def what_contexts_carry() -> dict[str, Any]:
-    """Try many kinds of calls in one job, and return what each saw."""
+    """Try many kinds of calls in one job, and return the context that each saw."""
     import torch
 
     import smdistributed.modelparallel.torch as smp
@@ -351,7 +351,8 @@ def returns_more_when(flag: bool) -> list[Any]:
             return self.head(self.start(value))  # type: ignore[no-any-return]
 
     torch.manual_seed(0)
-    model = smp.DistributedModel(Plain() if flag else Net())
+    network = Plain() if flag else Net()
+    model = smp.DistributedModel(network)
 
     @smp.step
     def train(model: Any, value: torch.Tensor, change: bool, everywhere: bool) -> Any:
@@ -360,13 +361,13 @@ def returns_more_when(flag: bool) -> list[Any]:
             model.backward(loss)
         return loss
 
-    found = []
+    losses = []
     for change, everywhere in ((False, True), (True, True), (False, False)):
         model.zero_grad()
         loss = train(model, torch.ones(2, 4), change, everywhere)
         gradients = [float(p.grad.sum()) for p in model.local_parameters() if p.grad is not None]
-        found.append((float(loss.reduce_mean()), gradients))
-    return found
+        losses.append((float(loss.reduce_mean()), gradients))
+    return losses
 
 
 @pytest.mark.parametrize("tail", [True, False])
@@ -384,7 +385,7 @@ def test_a_changed_result_and_a_backward_on_one_rank_only_are_served(tail: bool)
 
 
 def same_order_on_replicas() -> Any:
-    """Return what ran on this rank in a job of two replicas that share one order."""
+    """Return the passes that ran on this rank in a job of two replicas that share one order."""
     import torch
 
     import smdistributed.modelparallel.torch as smp
@@ -401,7 +402,8 @@ def same_order_on_replicas() -> Any:
         def forward(self, value: torch.Tensor) -> torch.Tensor:
             ran.append((self.name, int(value.detach()[0, 0].round())))
             # Replicas differ in speed, and would differ in order.
-            for _ in range(2000 if smp.rank() > 1 else 1):
+            rounds = 2000 if smp.rank() > 1 else 1
+            for _ in range(rounds):
                 value = value + 0
             result: torch.Tensor = value + 0 * self.linear(value)
             return result

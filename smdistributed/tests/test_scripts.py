@@ -69,17 +69,18 @@ def run(
         else []
     )
     command = [*started, str(script), *arguments]
-    ended = run_program(1 if torchrun else ranks, command, variables=variables, folder=folder)
-    assert not any(rank.status for rank in ended), _story(ended)
+    count = 1 if torchrun else ranks
+    ends = run_program(count, command, variables=variables, folder=folder)
+    assert not any(rank.status for rank in ends), _story(ends)
     return [
         float(number)
-        for number in re.findall(r"\bLoss: ([0-9.]+(?:e-?\d+)?)", ended[0].out + ended[0].err)
+        for number in re.findall(r"\bLoss: ([0-9.]+(?:e-?\d+)?)", ends[0].out + ends[0].err)
     ]
 
 
-def _story(ended: list[Ended]) -> str:
+def _story(results: list[Ended]) -> str:
     return "\n".join(
-        f"rank {rank.rank}: status {rank.status}\n{rank.out}\n{rank.err}" for rank in ended
+        f"rank {rank.rank}: status {rank.status}\n{rank.out}\n{rank.err}" for rank in results
     )
 
 
@@ -124,7 +125,7 @@ def test_the_script_of_the_page_trains(ranks: int, count: int, tmp_path: Path) -
 
 
 def test_a_language_model_trains_and_resumes_in_half_precision(tmp_path: Path) -> None:
-    """Without `fp16` the script trains over tensor ranks, below.
+    """Train in half precision; without `fp16` the script trains over tensor ranks, below.
 
     The convolution net resumes from a partial model.
     """
@@ -198,7 +199,7 @@ def test_hugging_face_trainer(smp: Mapping[str, object] | None, tmp_path: Path) 
 
 @dataclass(frozen=True)
 class Public:
-    """A public script: where it is from, and how it is run small.
+    """A public script: its source, and its arguments for a small run.
 
     Attributes:
         repository: On GitHub.
@@ -207,8 +208,8 @@ class Public:
         ranks: How many.
         smp: The configuration; None: a job of smddp.
         arguments: Of the script.
-        again: Arguments of a second run in the same folder, which goes on from
-            what the first one saved.
+        again: Arguments of a second run in the same folder, which goes on from the checkpoint of
+            the first one.
     """
 
     repository: str

@@ -51,8 +51,8 @@ def test_equals_one_process(world: int, degree: int, microbatches: int) -> None:
 
 
 def test_models_of_other_kinds_equal_one_process() -> None:
-    found = run_ranks(2, compare, config(2, microbatches=4), networks.SHARED)
-    assert max(worst.largest for result in found for worst in result.values()) <= 1e-10, found
+    results = run_ranks(2, compare, config(2, microbatches=4), networks.SHARED)
+    assert max(worst.largest for result in results for worst in result.values()) <= 1e-10, results
 
 
 class Special(nn.Module):
@@ -92,18 +92,18 @@ def _special(settings: dict[str, Any]) -> list[equality.Difference]:
 
     smp.init(settings)
     plain = Special().double()
-    # Two blocks share a parameter: what else is in them is gathered alone.
+    # Two blocks share a parameter: the other parameters in them are gathered alone.
     assert wrap.blocks(plain) == [*plain.blocks[:2], plain.blocks[2][2], plain.blocks[3][2]]  # type: ignore[index]
-    found = [equality.compare(plain, special_loss, functools.partial(networks.data, ""))]
+    differences = [equality.compare(plain, special_loss, functools.partial(networks.data, ""))]
     assert [name for name, p in plain.named_parameters() if not mesh.is_sharded(p)] == ["scale"]
     gpt2: Any = networks.build("gpt2")
     layers = list(gpt2.transformer.h)
     assert wrap.blocks(gpt2) == layers
     smp.set_activation_checkpointing(gpt2.transformer.h)
     loss = functools.partial(networks.loss_of, "gpt2")
-    found.append(equality.compare(gpt2, loss, functools.partial(networks.data, "gpt2")))
+    differences.append(equality.compare(gpt2, loss, functools.partial(networks.data, "gpt2")))
     assert all(isinstance(layer, torch.distributed.fsdp.FSDPModule) for layer in (*layers, gpt2))
-    return found
+    return differences
 
 
 @pytest.mark.parametrize(("world", "degree", "live"), [(2, 2, None), (4, 2, 10**6)])
@@ -111,8 +111,8 @@ def test_special_parameters_and_activation_checkpointing_equal_one_process(
     world: int, degree: int, live: int | None
 ) -> None:
     settings = config(degree, microbatches=2, sdp_max_live_parameters=live)
-    for found in run_ranks(world, _special, settings):
-        assert max(worst.largest for worst in found) <= 1e-10, found
+    for result in run_ranks(world, _special, settings):
+        assert max(worst.largest for worst in result) <= 1e-10, result
 
 
 def _plain_backward(settings: dict[str, Any], norm: float) -> list[torch.Tensor]:
@@ -130,12 +130,12 @@ def _plain_backward(settings: dict[str, Any], norm: float) -> list[torch.Tensor]
         with torch.no_grad():  # between two passes that add up
             model(x)
             evaluate(model, x)
-        here = slice(4 * smp.rank(), 4 * smp.rank() + 4)
-        functional.nll_loss(model(x[here]), y[here]).backward()  # type: ignore[no-untyped-call]
+        own_rows = slice(4 * smp.rank(), 4 * smp.rank() + 4)
+        functional.nll_loss(model(x[own_rows]), y[own_rows]).backward()  # type: ignore[no-untyped-call]
         if number % 2:
             gradients = [p.grad for p in model.parameters() if p.grad is not None]
-            found = torch.nn.utils.get_total_norm(gradients, norm)
-            torch.nn.utils.clip_grads_with_norm_(model.parameters(), 0.05, found)
+            norm_found = torch.nn.utils.get_total_norm(gradients, norm)
+            torch.nn.utils.clip_grads_with_norm_(model.parameters(), 0.05, norm_found)
             optimizer.step()
             optimizer.zero_grad()
     return list(model.state_dict().values())
@@ -174,7 +174,8 @@ def error_of(out: torch.Tensor) -> torch.Tensor:
 def _against_fully_shard(name: str) -> list[bool]:
     import smdistributed.modelparallel.torch as smp
 
-    smp.init(config(2, microbatches=2, **({name: True} if name else {})))
+    options = {name: True} if name else {}
+    smp.init(config(2, microbatches=2, **options))
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(name)
@@ -228,10 +229,10 @@ def _memory(settings: dict[str, Any]) -> dict[str, int]:
     import smdistributed.modelparallel.torch as smp
 
     smp.init(settings)
-    # What is imported and connected with the first one is not the next one's.
+    # Modules that are imported and connected with the first one are not the next one's.
     smp.DistributedModel(network(8, 2))
     forget()
-    # -3 is M_MMAP_THRESHOLD: what is freed goes back at once.
+    # -3 is M_MMAP_THRESHOLD: freed memory goes back at once.
     assert ctypes.CDLL(None).mallopt(-3, 1 << 16)
     before = _resident("RssAnon")
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
@@ -239,7 +240,7 @@ def _memory(settings: dict[str, Any]) -> dict[str, int]:
         plain = network(WIDTH, LAYERS)
     script = list(plain.parameters())
     model = smp.DistributedModel(plain)
-    made = _resident("VmHWM") - _resident("RssFile") - before
+    bytes_made = _resident("VmHWM") - _resident("RssFile") - before
     optimizer: Any = smp.DistributedOptimizer(torch.optim.Adam(script, lr=0.01))
     live = []
 
@@ -266,7 +267,7 @@ def _memory(settings: dict[str, Any]) -> dict[str, int]:
     return {
         "whole": LAYERS * (WIDTH + 1) * WIDTH * 4,
         "block": (WIDTH + 1) * WIDTH * 4,
-        "made": made,
+        "made": bytes_made,
         "script": sum(p.untyped_storage().nbytes() for p in script),
         "parameters": count(parameters),
         "gradients": count(p.grad for p in parameters),
@@ -277,14 +278,14 @@ def _memory(settings: dict[str, Any]) -> dict[str, int]:
 
 @pytest.mark.parametrize("degree", [2, 4])
 def test_a_rank_has_a_part_of_parameters_gradients_and_state(degree: int) -> None:
-    for found in run_ranks(degree, _memory, config(degree)):
-        share = found["whole"] // degree
-        assert found["parameters"] == found["gradients"] == share, found
-        assert found["state"] == 2 * share, found
-        assert found["script"] == found["gathered"] == 0, found
-        # What a rank had at the most while the model was made: its part, a
-        # block, and copies of that on their way.
-        assert found["made"] <= share + 4 * found["block"], found
+    for result in run_ranks(degree, _memory, config(degree)):
+        share = result["whole"] // degree
+        assert result["parameters"] == result["gradients"] == share, result
+        assert result["state"] == 2 * share, result
+        assert result["script"] == result["gathered"] == 0, result
+        # The peak memory of a rank while the model was made: its part, a block, and copies of that
+        # on their way.
+        assert result["made"] <= share + 4 * result["block"], result
 
 
 def _values(settings: dict[str, Any]) -> list[bool]:
@@ -295,10 +296,10 @@ def _values(settings: dict[str, Any]) -> list[bool]:
     expected = nn.Sequential(*(nn.Linear(256, 256) for _ in range(3)))
     torch.manual_seed(2)
     with smp.model_creation():
-        made = nn.Sequential(*(nn.Linear(256, 256) for _ in range(3)))
-    assert not any(p.count_nonzero() for p in made.parameters() if p.dim() == 2)
-    whole = smp.DistributedModel(made).state_dict()
-    return [torch.equal(whole[name], value) for name, value in expected.state_dict().items()]
+        layers = nn.Sequential(*(nn.Linear(256, 256) for _ in range(3)))
+    assert not any(p.count_nonzero() for p in layers.parameters() if p.dim() == 2)
+    full_state = smp.DistributedModel(layers).state_dict()
+    return [torch.equal(full_state[name], value) for name, value in expected.state_dict().items()]
 
 
 def test_delayed_parameters_have_the_values_of_a_plain_construction() -> None:
@@ -412,10 +413,10 @@ def test_the_step_clips_as_sdp_gradient_clipping_says_and_to_1_without_it(
         norms.append(float(torch.nn.utils.clip_grad_norm_(plain.parameters(), limit or 1.0)))
         adam.step()
     assert max(norms) > 1.0
-    for found, values in run_ranks(
+    for norms_found, values in run_ranks(
         world, _clipped, config(2, sdp_gradient_clipping=limit), _adam, False
     ):
-        assert found == pytest.approx(norms, rel=1e-10)
+        assert norms_found == pytest.approx(norms, rel=1e-10)
         for ours, theirs in zip(values, plain.state_dict().values(), strict=True):
             assert torch.allclose(ours, theirs, rtol=0, atol=1e-10)
 
@@ -435,9 +436,8 @@ def _start(settings: dict[str, Any]) -> tuple[Any, Any, Callable[[int], None]]:
     import smdistributed.modelparallel.torch as smp
 
     smp.init(settings)
-    model = smp.DistributedModel(
-        Special().to(torch.float32 if smp.state.cfg.bf16 else torch.float64)
-    )
+    dtype = torch.float32 if smp.state.cfg.bf16 else torch.float64
+    model = smp.DistributedModel(Special().to(dtype))
     optimizer: Any = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.05))
 
     forward = train_step(lambda model, x, y: functional.nll_loss(model(x), y))
@@ -504,13 +504,13 @@ def _resumes(path: str, settings: dict[str, Any], how: str) -> dict[str, torch.T
 def test_a_checkpoint_goes_on(world: int, how: str, half: bool, tmp_path: Path) -> None:
     settings = config(2, bf16=half)
     expected = run_ranks(world, _saves, str(tmp_path), settings)[0]
-    names = sorted(one.name for one in (tmp_path / "one_partial").iterdir())
+    names = sorted(path.name for path in (tmp_path / "one_partial").iterdir())
     halves = ["fp16_states_0_0_0.pt", "fp16_states_0_0_1.pt"] if half else []
     parts = [f"{kind}_0_0_{part}.pt" for kind in ("model", "optimizer") for part in (0, 1)]
     assert names == sorted([*halves, *parts, "partition.pt", "user_content.pt"])
-    for found in run_ranks(world, _resumes, str(tmp_path), settings, how):
-        assert list(found) == list(expected)
-        assert all(torch.equal(found[name], value) for name, value in expected.items())
+    for result in run_ranks(world, _resumes, str(tmp_path), settings, how):
+        assert list(result) == list(expected)
+        assert all(torch.equal(result[name], value) for name, value in expected.items())
 
 
 def _alone(path: str) -> dict[str, torch.Tensor]:
@@ -541,9 +541,9 @@ def test_one_process_goes_on_from_a_full_checkpoint(tmp_path: Path) -> None:
     expected = run_ranks(2, _saves, str(tmp_path), config(2))[0]
     plain = Special().double()
     plain.load_state_dict(torch.load(tmp_path / "whole.pt"))
-    found = run_ranks(1, _alone, str(tmp_path))[0]
+    results = run_ranks(1, _alone, str(tmp_path))[0]
     for name, value in expected.items():
-        assert torch.allclose(found[name].double(), value.double(), rtol=0, atol=1e-10), name
+        assert torch.allclose(results[name].double(), value.double(), rtol=0, atol=1e-10), name
 
 
 # --- Ranks that take different ways, and blocks that are not used as blocks -----------------------
@@ -567,9 +567,9 @@ class Hiding(Block):
 
 
 class Ways(nn.Module):
-    """Goes as it is told.
+    """Goes the way of its argument.
 
-    ``number`` is what differs: the rank, or the half of the batch in one process.
+    ``number`` is the difference: the rank, or the half of the batch in one process.
     """
 
     def __init__(self, way: str) -> None:
@@ -598,14 +598,14 @@ class Ways(nn.Module):
         if way == "gradient":
             x = x.requires_grad_()
             x = x - torch.autograd.grad(self.blocks[0](x).sum(), x)[0]
-        kept = x
+        kept_input = x
         for number, block in enumerate(self.blocks):
             if way in ("order", "late") and last:
                 x = self.blocks[2 - number](x)
             elif not (way == "skips" and number == 1 and last):
                 x = block(x)
-            kept = x if number == 0 else kept
-        x = kept if way == "loss" and last else x
+            kept_input = x if number == 0 else kept_input
+        x = kept_input if way == "loss" and last else x
         if way == "summed":
             return x.sum() + sum(p.pow(2).sum() for p in self.blocks.parameters())
         return self.heads["ab"[last] if way in ("heads", "found") else "a"](x)
@@ -642,8 +642,8 @@ def test_ranks_may_choose_in_a_module_dict() -> None:
             x = torch.full((2, 8), 0.1 * number + plain.number, dtype=torch.float64)
             (plain(x).pow(2).mean() / 2).backward()
         optimizer.step()
-    for found in run_ranks(2, _ways, "found"):
-        for ours, theirs in zip(found, plain.state_dict().values(), strict=True):
+    for result in run_ranks(2, _ways, "found"):
+        for ours, theirs in zip(result, plain.state_dict().values(), strict=True):
             assert torch.allclose(ours, theirs, rtol=0, atol=1e-10)
 
 
@@ -692,7 +692,7 @@ def _refused() -> list[str]:
     smp.init(config(2, microbatches=2))
     errors = []
 
-    def told(action: Callable[[], Any]) -> None:
+    def note_error(action: Callable[[], Any]) -> None:
         try:
             action()
         except (ValueError, RuntimeError) as error:
@@ -707,18 +707,20 @@ def _refused() -> list[str]:
     with torch.device("meta"):
         far = network()
     mixed = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4).double())
-    told(lambda: smp.DistributedModel(far))
+    note_error(lambda: smp.DistributedModel(far))
     forget()
-    told(lambda: smp.DistributedModel(nn.Sequential(nn.Embedding(4, 4, max_norm=1.0))))
+    note_error(lambda: smp.DistributedModel(nn.Sequential(nn.Embedding(4, 4, max_norm=1.0))))
     forget()
-    told(lambda: smp.DistributedModel(mixed))
+    note_error(lambda: smp.DistributedModel(mixed))
     forget()
     model = smp.DistributedModel(network())
-    told(model.join)
-    told(lambda: model.register_comm_hook(None, lambda *_: torch.futures.Future()))
-    told(lambda: smp.DistributedOptimizer(torch.optim.LBFGS(model.parameters())))
-    told(lambda: smp.DistributedOptimizer(torch.optim.Adafactor(model.parameters())))
-    told(lambda: smp.DistributedOptimizer(Around(torch.optim.SGD(model.parameters(), lr=0.1))))
+    note_error(model.join)
+    note_error(lambda: model.register_comm_hook(None, lambda *_: torch.futures.Future()))
+    note_error(lambda: smp.DistributedOptimizer(torch.optim.LBFGS(model.parameters())))
+    note_error(lambda: smp.DistributedOptimizer(torch.optim.Adafactor(model.parameters())))
+    note_error(
+        lambda: smp.DistributedOptimizer(Around(torch.optim.SGD(model.parameters(), lr=0.1)))
+    )
     turns = itertools.count()
 
     @smp.step
@@ -727,7 +729,7 @@ def _refused() -> list[str]:
         if next(turns) == 0:
             model.backward(loss)
 
-    told(lambda: train(model, torch.ones(2, 16)))
+    note_error(lambda: train(model, torch.ones(2, 16)))
     return errors
 
 

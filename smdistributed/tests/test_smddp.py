@@ -53,8 +53,8 @@ def run(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
 def test_a_bare_import_of_torch_knows_the_backend_and_changes_nothing_else() -> None:
     done = run(QUIET, OMPI_COMM_WORLD_RANK="3", OMPI_COMM_WORLD_LOCAL_RANK="1")
     assert (done.returncode, done.stderr) == (0, "")
-    known, modules, unchanged = json.loads(done.stdout)
-    assert known
+    is_known, modules, unchanged = json.loads(done.stdout)
+    assert is_known
     assert unchanged
     assert modules == [
         "smdistributed",
@@ -251,8 +251,8 @@ def _before_version_1_4() -> list[float]:
     wrapped = DistributedDataParallel(model, broadcast_buffers=False, bucket_cap_mb=1)
     with wrapped.no_sync():
         wrapped(rows[: me + 1]).sum().backward()
-    local = [each.grad for each in model.parameters()]
-    sums = [torch.stack([each]) for each in local if each is not None]
+    local = [parameter.grad for parameter in model.parameters()]
+    sums = [torch.stack([gradient]) for gradient in local if gradient is not None]
     before = sums[0].clone()
     dist.all_reduce(sums[0])
     assert not torch.equal(before * 2, sums[0])  # no_sync left them apart
@@ -323,11 +323,13 @@ def test_smddprun_under_mpirun(job: Path) -> None:
         argv, capture_output=True, text=True, check=False, timeout=300, env=environment
     )
     assert done.returncode == 0, done.stderr
-    assert said(done.stdout) == [f"rank {rank} of 2: 3.0 ['-v', '--lr']" for rank in (0, 1)]
+    assert lines_of(done.stdout) == [f"rank {rank} of 2: 3.0 ['-v', '--lr']" for rank in (0, 1)]
 
 
-def said(text: str) -> list[str]:
-    """What the ranks printed. They write into one pipe: their lines may run into each other."""
+def lines_of(text: str) -> list[str]:
+    """Return the lines that the ranks printed. They write into one pipe: their lines may run into
+    each other.
+    """
     return sorted(re.findall(r"rank \d of 2: 3.0 \[.*?\]", text))
 
 
@@ -343,7 +345,7 @@ def test_torchrun(job: Path) -> None:
     ]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert said(done.stdout) == [f"rank {rank} of 2: 3.0 []" for rank in (0, 1)]
+    assert lines_of(done.stdout) == [f"rank {rank} of 2: 3.0 []" for rank in (0, 1)]
 
 
 def test_smddpsinglenode_starts_one_rank_for_each_gpu(job: Path) -> None:
@@ -361,7 +363,7 @@ def test_smddpsinglenode_starts_one_rank_for_each_gpu(job: Path) -> None:
         env={**os.environ, **EMULATED, "LOCAL_WORLD_SIZE": "2"},
     )
     assert done.returncode == 0, done.stderr
-    assert said(done.stdout) == [f"rank {rank} of 2: 3.0 ['-x']" for rank in (0, 1)]
+    assert lines_of(done.stdout) == [f"rank {rank} of 2: 3.0 ['-x']" for rank in (0, 1)]
 
 
 PRINT = "import os, sys; print(os.environ.get('MASTER_ADDR'), os.environ.get('RANK'), sys.argv[1:])"
@@ -406,18 +408,24 @@ def test_what_a_program_refuses() -> None:
 
 
 def of_program(program: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    kept = {
+    kept_variables = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("MASTER_", "OMPI_", "RANK"))
     }
     argv = [str(BIN / program), *arguments]
     return subprocess.run(
-        argv, capture_output=True, text=True, check=False, timeout=300, env={**kept, **variables}
+        argv,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={**kept_variables, **variables},
     )
 
 
-# What the Trainer and the Accelerator do by themselves in a job of smddp, on CPUs by emulation.
+# Steps that the Trainer and the Accelerator do by themselves in a job of smddp, on CPUs by
+# emulation.
 HUGGING_FACE = """
 import os, sys
 import torch, transformers
@@ -469,9 +477,9 @@ def test_the_trainer_and_the_accelerator_of_hugging_face(tmp_path: Path) -> None
         "ACCELERATE_USE_SAGEMAKER": "true",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    for ended in run_program(2, [str(script), str(tmp_path)], variables=variables):
-        assert ended.status == 0, ended.err
-        assert ended.out.splitlines()[-1] == "done"
+    for end in run_program(2, [str(script), str(tmp_path)], variables=variables):
+        assert end.status == 0, end.err
+        assert end.out.splitlines()[-1] == "done"
 
 
 def train_and_destroy() -> str:

@@ -31,7 +31,7 @@ PROGRAMS = int(os.environ.get("SMP_STATE_PROGRAMS", "200"))
 SEED = int(os.environ.get("SMP_STATE_SEED", "1"))
 MICROBATCHES = 4
 REMEDIES = ("smp.set_partition", "Keep it smaller")
-"""What the text of a refusal says, among others: what to do."""
+"""Words that the text of a refusal has, among others: the advice."""
 
 
 def load(folder: str, name: str, program: Program) -> Any:
@@ -89,8 +89,8 @@ def difference(folder: str, number: int, program: Program) -> float:
 
     losses: list[float] = []
     for step in range(1, steps + 1):
-        losses += [each.item() for each in train(model, *batch(step), step).outputs]
-    differences = [abs(one - other) for one, other in zip(losses, expected, strict=True)]
+        losses += [output.item() for output in train(model, *batch(step), step).outputs]
+    differences = [abs(loss - other) for loss, other in zip(losses, expected, strict=True)]
     gradients = {name: parameter.grad for name, parameter in plain.named_parameters()}
     for name, parameter in model.local_named_parameters():
         mine, theirs = parameter.grad, gradients[name]
@@ -104,7 +104,7 @@ def difference(folder: str, number: int, program: Program) -> float:
 TOGETHER = datetime.timedelta(seconds=5)
 """How long a rank whose step failed waits for the other one to fail, too.
 
-If it does not, the job ends.
+If the other one does not, the job ends.
 """
 
 
@@ -119,14 +119,16 @@ def train_all(folder: str, programs: list[Program]) -> None:
     store: Any = distributed_c10d._get_default_store()
     for number, program in enumerate(programs):
         error = None
-        found = 0.0
+        difference_found = 0.0
         try:
-            found = difference(folder, number, program)
+            difference_found = difference(folder, number, program)
         except StepError as raised:  # a failed step leaves the pipeline as it was
             error = raised
             forget()
         text = "" if error is None else str(error)
-        Path(folder, f"{number} of rank {smp.rank()}").write_text(json.dumps([found, text]))
+        Path(folder, f"{number} of rank {smp.rank()}").write_text(
+            json.dumps([difference_found, text])
+        )
         store.set(f"{number} {smp.rank()}", "")
         if error is not None:
             try:
@@ -138,8 +140,8 @@ def train_all(folder: str, programs: list[Program]) -> None:
 
 @dataclass
 class Results:
-    """What became of programs: those that differ from one process, and those
-    that were refused, with the texts.
+    """The results of programs: those that differ from one process, and those that were refused,
+    with the texts.
     """
 
     silent: list[tuple[Program, float]] = field(default_factory=list)
@@ -156,11 +158,11 @@ def run_all(folder: Path, programs: list[Program]) -> Results:
     while left:
         job = folder / f"job{len(left)}"
         job.mkdir()
-        ended = ""
+        error_text = ""
         try:
             run_ranks(2, train_all, str(job), left, limit=600 + 10 * len(left))
         except RankError as error:
-            ended = str(error)
+            error_text = str(error)
         done = 0
         for number, program in enumerate(left):
             files = [job / f"{number} of rank {rank}" for rank in range(2)]
@@ -170,12 +172,12 @@ def run_all(folder: Path, programs: list[Program]) -> Results:
             done += 1
             text = "\n".join(text for _, text in both if text)
             if text or len(both) < 2:
-                results.refused.append((program, text or ended))
-            elif max(found for found, _ in both) > 1e-9:
-                results.silent.append((program, max(found for found, _ in both)))
+                results.refused.append((program, text or error_text))
+            elif max(largest for largest, _ in both) > 1e-9:
+                results.silent.append((program, max(largest for largest, _ in both)))
             if len(both) < 2:
                 break
-        assert done, ended
+        assert done, error_text
         left = left[done:]
     return results
 
@@ -187,11 +189,10 @@ def test_drawn_programs_equal_one_process_or_are_refused(count: int, tmp_path: P
     programs = [drawn(chance) for _ in range(count)]
     results = run_all(tmp_path, programs)
     assert not results.silent, "\n".join(f"{program}: {worst}" for program, worst in results.silent)
-    unclear = [
-        (program, text)
-        for program, text in results.refused
-        if not any(each in text for each in REMEDIES)
-    ]
+    unclear = []
+    for program, text in results.refused:
+        if not any(remedy in text for remedy in REMEDIES):
+            unclear.append((program, text))
     assert not unclear, "\n".join(f"{program}: {text}" for program, text in unclear)
     followed = [
         program

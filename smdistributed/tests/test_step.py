@@ -1,4 +1,6 @@
-"""``smp.step``: what is split and how, what is passed whole, what comes back, and the errors."""
+"""Test ``smp.step``: arguments that are split and how, arguments that are passed whole, results,
+and errors.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ class Pair(NamedTuple):
 
 
 class Sliced:
-    """What a script can pass that knows how to split itself."""
+    """A value that a script can pass and that knows how to split itself."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -85,16 +87,16 @@ def _arguments() -> None:
         module=module,
         sliced=[Sliced("one")],
     )
-    assert [each.tolist() for each in seen["positional"]] == [
+    assert [batch.tolist() for batch in seen["positional"]] == [
         [[0], [1]],
         [[2], [3]],
         [[4], [5]],
         [[6], [7]],
     ]
     for name in ("across", "last", "named"):
-        assert [each.tolist() for each in seen[name]] == [[[0, 1]], [[2, 3]], [[4, 5]], [[6, 7]]]
-    assert all(each["x"] is rows for each in seen["whole"])
-    assert all(each is rows for each in seen["key"])
+        assert [batch.tolist() for batch in seen[name]] == [[[0, 1]], [[2, 3]], [[4, 5]], [[6, 7]]]
+    assert all(batch["x"] is rows for batch in seen["whole"])
+    assert all(batch is rows for batch in seen["key"])
     assert [(part[0].tolist(), part[1]) for part in seen["more"]] == [
         ([[2 * index], [2 * index + 1]], f"more {index} of 4 along 0") for index in range(4)
     ]
@@ -110,18 +112,18 @@ def _arguments() -> None:
             [[2 * index + 1], [2 * index + 2]],
         )
         assert (part["pair"].left.tolist(), part["pair"].right) == (own, None)
-        assert [each.tolist() for each in part["set"]] == [own]
+        assert [batch.tolist() for batch in part["set"]] == [own]
         assert part["ordered"]["a"].tolist() == part["default"]["a"].tolist() == own
-    # What has no tensor in it is not even copied.
-    assert all(each is untouched for each in seen["untouched"])
-    assert all(each is module for each in seen["module"])
-    assert [float(each) for each in seen["scalar"]] == [5.0] * 4
-    assert [tuple(each.shape) for each in seen["empty"]] == [(0, 3)] * 4
+    # A value without a tensor in it is not even copied.
+    assert all(batch is untouched for batch in seen["untouched"])
+    assert all(batch is module for batch in seen["module"])
+    assert [float(batch) for batch in seen["scalar"]] == [5.0] * 4
+    assert [tuple(batch.shape) for batch in seen["empty"]] == [(0, 3)] * 4
     assert seen["sliced"] == [[f"one {index} of 4 along 0"] for index in range(4)]
 
 
 def _mappings() -> None:
-    """What transformers passes and returns has attributes of its own."""
+    """Pass and return mappings with attributes of their own, as transformers does."""
     from transformers import BatchEncoding
     from transformers.modeling_outputs import CausalLMOutput
 
@@ -167,7 +169,7 @@ class Wrapped(MutableMapping[str, Any]):
 
 
 class Shared(Wrapped):
-    """One whose copies share the items, so that there is no copy with others."""
+    """A container whose copies share the items, so that there is no copy with others."""
 
     __slots__ = ("items_",)
 
@@ -206,7 +208,7 @@ def _results() -> None:
 
     @smp.step
     def step(rows: torch.Tensor) -> Any:
-        """Say what it does."""
+        """Return results of many kinds."""
         return {
             "loss": rows.mean() * weight,
             "rows": (rows, [rows + 1]),
@@ -217,22 +219,22 @@ def _results() -> None:
             "ragged": list(range(int(rows[0]))),
         }
 
-    assert (vars(step)["__name__"], step.__doc__) == ("step", "Say what it does.")
-    found = step(torch.arange(8.0))
-    loss = found["loss"]
+    assert (vars(step)["__name__"], step.__doc__) == ("step", "Return results of many kinds.")
+    outputs = step(torch.arange(8.0))
+    loss = outputs["loss"]
     assert isinstance(loss, smp.StepOutput)
-    assert [float(each) for each in loss.outputs] == [0.5, 2.5, 4.5, 6.5]
-    assert not any(each.requires_grad for each in loss)
+    assert [float(output) for output in loss.outputs] == [0.5, 2.5, 4.5, 6.5]
+    assert not any(output.requires_grad for output in loss)
     assert (float(loss.reduce_mean()), float(loss.reduce_sum())) == (3.5, 14.0)
     assert loss.concat().tolist() == loss.stack().tolist() == [0.5, 2.5, 4.5, 6.5]
-    assert found["rows"][0].concat().tolist() == list(range(8))
-    assert found["rows"][0].stack().tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert isinstance(found["rows"][1][0].detach(), smp.StepOutput)
-    assert (float(found["pair"].left.reduce_sum()), found["pair"].right) == (28.0, ["text"] * 4)
-    assert found["count"] == [2] * 4
-    assert found["nothing"] is None
-    assert [type(each) for each in found["sometimes"]] == [torch.Tensor] + [type(None)] * 3
-    assert found["ragged"] == [[], [0, 1], [0, 1, 2, 3], [0, 1, 2, 3, 4, 5]]
+    assert outputs["rows"][0].concat().tolist() == list(range(8))
+    assert outputs["rows"][0].stack().tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert isinstance(outputs["rows"][1][0].detach(), smp.StepOutput)
+    assert (float(outputs["pair"].left.reduce_sum()), outputs["pair"].right) == (28.0, ["text"] * 4)
+    assert outputs["count"] == [2] * 4
+    assert outputs["nothing"] is None
+    assert [type(output) for output in outputs["sometimes"]] == [torch.Tensor] + [type(None)] * 3
+    assert outputs["ragged"] == [[], [0, 1], [0, 1, 2, 3], [0, 1, 2, 3, 4, 5]]
 
     @smp.step(detach_outputs=False)
     def attached(rows: torch.Tensor) -> torch.Tensor:
@@ -253,7 +255,7 @@ def _results() -> None:
     assert Trainer.step(Trainer(), torch.arange(4.0)).concat().tolist() == [0.0, 2.0, 4.0, 6.0]
 
     class Batches(list[Any]):
-        """Would be split, were it not the object of its own method."""
+        """Would be split, if not the object of its own method."""
 
         @smp.step()
         def step(self) -> int:
@@ -362,17 +364,17 @@ def test_other_ranks_may_have_empty_rows() -> None:
 
 
 def _sources() -> dict[str, str]:
-    """Return what is said of arguments that batches come from, by what they are."""
+    """Return the message about each argument that batches come from, by its kind."""
     import smdistributed.modelparallel.torch as smp
 
     smp.init(FOUR)
     dataset = torch.utils.data.TensorDataset(torch.ones(8, 1))
     loader = torch.utils.data.DataLoader(dataset, batch_size=4)
-    whole = smp.step(non_split_inputs=["source"])(lambda source, _: next(iter(source))[0])
-    assert len(whole(loader, None).concat()) == 16
+    first_of_source = smp.step(non_split_inputs=["source"])(lambda source, _: next(iter(source))[0])
+    assert len(first_of_source(loader, None).concat()) == 16
     counted = smp.step(lambda numbers, x: x + next(numbers))
     assert counted(itertools.count(), torch.zeros(4)).concat().tolist() == [0.0, 1.0, 2.0, 3.0]
-    found = {}
+    messages = {}
     for name, source in {
         "DataLoader": loader,
         "TensorDataset": dataset,
@@ -380,13 +382,13 @@ def _sources() -> dict[str, str]:
     }.items():
         with pytest.raises(ValueError, match="argument source") as caught:
             smp.step(lambda source: next(iter(source)))({"train": source})
-        found[name] = str(caught.value)
-    return found
+        messages[name] = str(caught.value)
+    return messages
 
 
 def test_where_batches_come_from_is_no_batch() -> None:
-    (found,) = run_ranks(1, _sources)
-    for name, text in found.items():
+    (messages,) = run_ranks(1, _sources)
+    for name, text in messages.items():
         assert (
             f"argument source['train']: a {name} is not split, so each of 4 microbatches would draw"
             in text

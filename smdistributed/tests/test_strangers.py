@@ -1,5 +1,5 @@
-"""Programs of other authors train as in one process, or end with a sentence
-that says what to do.
+"""Test that programs of other authors train as in one process, or end with a sentence that gives
+advice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ REFUSED = {
     "teacher of two partitions in a list": "is on another partition, and was written in place",
     "result that is written late": "keeps what it returned, and its caller wrote to that",
 }
-"""Programs that are refused, and what the error says."""
+"""Programs that are refused, and the words of the error."""
 
 
 class PlainModel(nn.Module):
@@ -43,7 +43,7 @@ class PlainModel(nn.Module):
 
 
 class Plain(Job):
-    """One process, which takes one microbatch after another."""
+    """A job of one process, which takes one microbatch after another."""
 
     def wrap(self, model: nn.Module, remote: tuple[str, ...]) -> Any:  # noqa: ARG002
         return PlainModel(model)
@@ -52,14 +52,16 @@ class Plain(Job):
         return optimizer
 
     def step(self, function: Callable[..., Any]) -> Callable[..., list[float]]:
-        def run(model: Any, *given: Any) -> list[float]:
+        def run(model: Any, *arguments: Any) -> list[float]:
             chunks = [
-                each.chunk(MICROBATCHES) if isinstance(each, torch.Tensor) else None
-                for each in given
+                argument.chunk(MICROBATCHES) if isinstance(argument, torch.Tensor) else None
+                for argument in arguments
             ]
             losses = []
             for number in range(MICROBATCHES):
-                parts = [g if c is None else c[number] for g, c in zip(given, chunks, strict=True)]
+                parts = [
+                    g if c is None else c[number] for g, c in zip(arguments, chunks, strict=True)
+                ]
                 losses.append(float(function(model, *parts)))
             return losses
 
@@ -86,14 +88,14 @@ class Partitioned(Job):
 
         decorated: Any = smp.step(function)
 
-        def run(model: Any, *given: Any) -> list[float]:
-            return [float(each) for each in decorated(model, *given).outputs]
+        def run(model: Any, *arguments: Any) -> list[float]:
+            return [float(output) for output in decorated(model, *arguments).outputs]
 
         return run
 
 
 def restart() -> None:
-    """Put back what programs keep outside of their models."""
+    """Put back the state that programs keep outside of their models."""
     strangers.CountsInClass.calls = 0
     strangers.Hub.get("train").scalars["scale"] = 1.0
     strangers.LOSSES.clear()
@@ -116,13 +118,13 @@ def differences(names: list[str]) -> dict[str, tuple[float, str]]:
     from smdistributed.modelparallel.torch.exceptions import StepError
 
     smp.init({**BY_HAND, "microbatches": MICROBATCHES})
-    found = {}
+    deviations = {}
     for name in names:
         numbers, state = play(Plain(), name)
         try:
             mine, states = play(Partitioned(), name)
         except StepError as error:
-            found[name] = (0.0, str(error))
+            deviations[name] = (0.0, str(error))
         else:
             assert len(mine) == len(numbers)
             assert states.keys() == state.keys()
@@ -130,10 +132,10 @@ def differences(names: list[str]) -> dict[str, tuple[float, str]]:
             off += [
                 float((states[key].double() - state[key].double()).abs().max()) for key in state
             ]
-            found[name] = (max(off), "")
+            deviations[name] = (max(off), "")
         forget()
         smp.barrier()
-    return found
+    return deviations
 
 
 def test_programs_of_others_equal_one_process_or_are_refused() -> None:

@@ -1,5 +1,5 @@
-"""Tensor parallelism against one process, what is replaced and what is not, and
-parameters that are made late.
+"""Test tensor parallelism against one process: modules that are replaced and those that are not,
+and parameters that are made late.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ def test_tensor_ranks_run_microbatches_in_one_order() -> None:
                 assert result[number] == pytest.approx(x.pow(2).mean().item(), rel=1e-5)
 
 
-# -- what is replaced
+# -- replaced modules
 
 
 class Tied(nn.Module):
@@ -380,7 +380,7 @@ def test_what_is_replaced() -> None:
         "early": "Block",
         "attention": "MultiheadAttention",
     }
-    # Its own class was registered too late, what is in it was not.
+    # Its own class was registered too late, the classes in it were not.
     assert first["early"] == "DistributedLinear"
     # Torch reads its weight directly.
     assert first["attention"] == "NonDynamicallyQuantizableLinear"
@@ -476,7 +476,7 @@ def _late(width: int) -> dict[str, Any]:
         for name, value in make(smp.delay_param_initialization(False)).state_dict().items()
     }
     after = torch.get_rng_state()
-    with smp.delay_param_initialization():  # what torch itself loads for it
+    with smp.delay_param_initialization():  # modules that torch itself loads for it
         nn.Linear(256, 256)
     used = _used()
     module: Any = make(smp.delay_param_initialization())
@@ -615,7 +615,7 @@ def test_the_layers_of_gpt2_are_split() -> None:
 
 
 def _as_a_gpt_script(config: dict[str, Any], sublayers: bool) -> list[float]:
-    """Do what AWS's GPT scripts do with `use_distributed_transformer 1`.
+    """Do the steps of AWS's GPT scripts with `use_distributed_transformer 1`.
 
     Return the loss, and that of one process.
     """
@@ -633,10 +633,10 @@ def _as_a_gpt_script(config: dict[str, Any], sublayers: bool) -> list[float]:
     settings.use_cache = False
     torch.manual_seed(0)
     with smp.model_creation(tensor_parallelism=True):
-        made: Any = AutoModelForCausalLM.from_config(settings)  # type: ignore[no-untyped-call]
-    plain = copy.deepcopy(made).double()
-    names = list(made.state_dict())
-    model = smp.DistributedModel(made)
+        random_model: Any = AutoModelForCausalLM.from_config(settings)  # type: ignore[no-untyped-call]
+    plain = copy.deepcopy(random_model).double()
+    names = list(random_model.state_dict())
+    model = smp.DistributedModel(random_model)
     module: Any = model.get_module()
     layers = module.transformer.seq_layers
     for index, layer in enumerate(layers.children()):
@@ -659,7 +659,7 @@ def _as_a_gpt_script(config: dict[str, Any], sublayers: bool) -> list[float]:
     optimizer.step()
     assert list(model.state_dict()) == names
     expected = torch.stack(
-        [plain(input_ids=each, labels=each).loss for each in ids.chunk(smp.tp_size())]
+        [plain(input_ids=id_part, labels=id_part).loss for id_part in ids.chunk(smp.tp_size())]
     )
     return [loss.item(), expected[smp.tp_rank()].item()]
 
@@ -700,12 +700,13 @@ def test_models_of_hugging_face_answer_the_names_of_the_distributed_transformer(
 
     import smdistributed.modelparallel.torch as smp
 
-    made = getattr(transformers, kind)
+    model_class = getattr(transformers, kind)
     with torch.device("meta"):
-        model = made(made.config_class(vocab_size=16, **sizes))
+        model = model_class(model_class.config_class(vocab_size=16, **sizes))
     before = [name for name, _ in model.named_modules()], list(model.state_dict())
     smp.nn.huggingface.answer(model)
-    assert not hasattr(model.get_submodule(where) if where == "decoder" else model, "seq_layers")
+    module = model.get_submodule(where) if where == "decoder" else model
+    assert not hasattr(module, "seq_layers")
     smp.set_tensor_parallelism(model)
     smp.nn.huggingface.answer(model)
     stack: Any = functools.reduce(getattr, where.split("."), model)

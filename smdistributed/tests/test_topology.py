@@ -1,4 +1,6 @@
-"""Where ranks are: the documented tables, and what holds for all worlds of up to 16 ranks."""
+"""Test where ranks are: the documented tables, and rules that hold for all worlds of up to 16
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,12 @@ WORLDS = [
 
 @pytest.mark.parametrize("placement", DOCUMENTED)
 def test_the_documented_tables(placement: str) -> None:
-    found = []
+    found_ranks = []
     for rank in range(8):
         topology = Topology(8, 2, 2, placement, rank)
         kinds = (CommGroup.RDP_GROUP, CommGroup.PP_GROUP, CommGroup.TP_GROUP)
-        found.append("".join(str(topology.group_rank(kind)) for kind in kinds))
-    assert found == DOCUMENTED[placement]
+        found_ranks.append("".join(str(topology.group_rank(kind)) for kind in kinds))
+    assert found_ranks == DOCUMENTED[placement]
 
 
 @pytest.mark.parametrize("placement", ORDERS)
@@ -58,8 +60,17 @@ def test_ranks_in_the_figure_of_the_guide() -> None:
     topologies = [Topology(8, 2, 2, "DTP", rank) for rank in range(8)]
     assert topologies[0].members(CommGroup.PP_GROUP) == (0, 1)
     assert topologies[0].members(CommGroup.TP_GROUP) == (0, 2)
-    assert [each.group_rank(CommGroup.MP_GROUP) for each in topologies] == [0, 1, 2, 3] * 2
-    assert [each.group_rank(CommGroup.DP_GROUP) for each in topologies] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [topology.group_rank(CommGroup.MP_GROUP) for topology in topologies] == [0, 1, 2, 3] * 2
+    assert [topology.group_rank(CommGroup.DP_GROUP) for topology in topologies] == [
+        0,
+        0,
+        1,
+        1,
+        2,
+        2,
+        3,
+        3,
+    ]
 
 
 @settings(max_examples=150, deadline=None)
@@ -110,7 +121,7 @@ def test_a_rank_type_is_counted_in_its_group() -> None:
     assert {
         kind.name.removesuffix("_RANK"): group.name.removesuffix("_GROUP")
         for kind, group in GROUP_OF.items()
-    } == {each: each for each in ("WORLD", "PP", "TP", "RDP", "MP", "DP")}
+    } == {kind: kind for kind in ("WORLD", "PP", "TP", "RDP", "MP", "DP")}
     assert len(RankType) == len(CommGroup)
 
 

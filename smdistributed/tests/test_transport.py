@@ -84,14 +84,14 @@ def test_every_kind_of_tensor_arrives_as_it_was_sent() -> None:
     ]
     links[2].send(0, {"any": ("object", 1)}, sent)
     links[1].send(0, "second", [])
-    found = {}
+    received = {}
     for _ in range(2):
         link, peer, message, tensors = links[0].inbox.get(timeout=300)
         assert link is links[0]
-        found[peer] = message, tensors
+        received[peer] = message, tensors
     close(links)
-    assert found[1] == ("second", [])
-    message, tensors = found[2]
+    assert received[1] == ("second", [])
+    message, tensors = received[2]
     assert message == {"any": ("object", 1)}
     for was, now in zip(sent, tensors, strict=True):
         if was is None:
@@ -114,9 +114,9 @@ def test_both_ends_may_send_more_than_the_system_buffers() -> None:
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(send, links))
-    got = [links[n % 2].inbox.get(timeout=300)[3][0] for n in range(6)]
+    tensors = [links[n % 2].inbox.get(timeout=300)[3][0] for n in range(6)]
     close(links)
-    assert all(t is not None and torch.equal(t, large) for t in got)
+    assert all(t is not None and torch.equal(t, large) for t in tensors)
 
 
 def test_the_end_of_a_peer_is_a_message() -> None:
@@ -132,7 +132,7 @@ def test_the_end_of_a_peer_is_a_message() -> None:
 
 
 class Marks:
-    """Makes a file when it is unpickled."""
+    """Makes a file when unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -157,7 +157,7 @@ def test_strangers_are_dropped_and_delay_nobody(tmp_path: Path) -> None:
     # Rank 0 publishes its address once rank 1 has joined, so a stranger plays rank 1's first part.
     PrefixStore("smp/transport", store).set("candidate/1", "127.0.0.1")
     strangers = []
-    for said in (
+    for data in (
         b"",
         b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + b"x" * 100,
         b"\0" * 52,
@@ -165,7 +165,7 @@ def test_strangers_are_dropped_and_delay_nobody(tmp_path: Path) -> None:
         struct.pack("<I", len(attack)) + attack,
     ):
         stranger = socket.create_connection(address(store, 0), timeout=300)
-        stranger.sendall(said)
+        stranger.sendall(data)
         strangers.append(stranger)
     begun = start_clock()
     rank_starts(1)

@@ -1,4 +1,4 @@
-"""What the tests of the three packages share.
+"""Share a clock, ports, certificates and a plugin among the tests of the three packages.
 
 - ``plugin``: a plugin of pytest: signals, temporary files, worker processes, golden files.
 - ``clock``: bounds in seconds that hold on a busy machine, too.

@@ -1,5 +1,4 @@
-"""Bounds in seconds, on a machine that has other work: what a promise of the launcher is measured
-with.
+"""Measure bounds in seconds on a machine that has other work: the promises of the launcher.
 
 A promise holds for a machine on which the launcher gets a processor when it wants one. Tests run
 beside others, so the time in which something on this machine waited for a processor is taken off,
@@ -19,8 +18,8 @@ import time
 from pathlib import Path
 
 PATIENCE = 300.0
-"""Seconds after which a test gives up on what has to come. It is not a promise: nothing takes a
-tenth of it.
+"""Seconds after which a test gives up on an event that has to come. This is not a promise: nothing
+takes a tenth of the time.
 """
 
 PRESSURE = Path("/proc/pressure/cpu")
@@ -36,12 +35,12 @@ that per processor.
 
 
 class _Pressure:
-    """How long something has waited for a processor, and how many threads wanted one, at moments of
-    time.
+    """The time that something has waited for a processor, and the threads that wanted one, at
+    moments of time.
     """
 
     def __init__(self) -> None:
-        # Opened once: tests listen to what the code that they look at opens.
+        # Opened once: tests listen to the files that the tested code opens.
         self._files = [os.open(path, os.O_RDONLY) for path in (PRESSURE, _STATISTICS)]
         self._moments: list[float] = []
         self._stalled: list[float] = []
@@ -83,9 +82,7 @@ def _pressure() -> _Pressure | None:
 
 
 def start_clock() -> float:
-    """Return the moment, and take samples from now on: what comes before the first one is not taken
-    off.
-    """
+    """Return the moment, and take samples from now on: earlier time is not taken off."""
     _pressure()
     return time.monotonic()
 
@@ -105,7 +102,7 @@ def assert_within(seconds: float, begin: float, end: float, text: str = "") -> N
     pressure = _pressure()
     stalled, crowd = pressure.between(begin, end) if pressure else (0.0, 0.0)
     stalled = min(stalled, max(_AT_MOST, crowd) * seconds)
-    took = end - begin
-    assert took - stalled <= seconds, (
-        f"{took:.2f} s, {stalled:.2f} of them without a processor; {text}"
+    seconds_taken = end - begin
+    assert seconds_taken - stalled <= seconds, (
+        f"{seconds_taken:.2f} s, {stalled:.2f} of them without a processor; {text}"
     )

@@ -62,9 +62,9 @@ def pytest_configure(config: pytest.Config) -> None:
         or not MEMORY.is_dir()
     ):
         return
-    found = os.statvfs(MEMORY)
-    large_enough = found.f_bavail * found.f_frsize > ROOM
-    if large_enough and not found.f_flag & os.ST_NOEXEC and os.access(MEMORY, os.W_OK):
+    file_system = os.statvfs(MEMORY)
+    large_enough = file_system.f_bavail * file_system.f_frsize > ROOM
+    if large_enough and not file_system.f_flag & os.ST_NOEXEC and os.access(MEMORY, os.W_OK):
         os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
 
 
@@ -94,7 +94,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """Give a comparison with a file of the package's ``tests/golden``, byte for byte.
 
-    With the variable ``UPDATE`` it writes the file instead.
+    With the variable ``UPDATE`` the fixture writes the file instead.
     """
     tests = next(folder for folder in request.path.parents if folder.name == "tests")
 
@@ -115,9 +115,9 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail ``pytest -k golden``, the gate, if no test of it has compared some golden file."""
     config = session.config
-    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    is_whole_suite = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     parallel = "PYTEST_XDIST_WORKER" in os.environ or bool(config.getoption("numprocesses", None))
-    if config.getoption("keyword") != "golden" or not whole or parallel:
+    if config.getoption("keyword") != "golden" or not is_whole_suite or parallel:
         return
     folders = [config.rootpath / path / "golden" for path in config.getini("testpaths")]
     files = {path for folder in folders for path in folder.rglob("*") if path.is_file()}

@@ -10,7 +10,7 @@ _CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on, below those that the kernel gives to connections.
+    """Return a port without a listener, below those that the kernel gives to connections.
 
     A port of the kernel's own choice would often be taken again by some connection before the
     server listens on it.

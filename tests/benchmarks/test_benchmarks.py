@@ -1,4 +1,4 @@
-"""What the benchmarks say of themselves: tables, ratios, and the peer's content.
+"""Test the output of the benchmarks: tables, ratios, and the peer's content.
 
 No figure is asserted here.
 """

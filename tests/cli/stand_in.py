@@ -1,5 +1,5 @@
-"""A program called ``buildah`` that builds nothing, for what a run of many
-targets makes of an engine.
+"""A program called ``buildah`` that builds nothing, for tests of how a run of many targets uses an
+engine.
 
 Files in its folder say how a build ends: ``fails`` and ``waits`` hold a part of the names of
 images, ``meets`` how many builds run before one ends.

@@ -1,6 +1,4 @@
-"""A terminal with a program in it: what it shows is read from an emulator, as a
-person would read it.
-"""
+"""A terminal with a program in it: an emulator reads the screen, as a person would read it."""
 
 from __future__ import annotations
 
@@ -56,8 +54,8 @@ class Terminal:
                     "LC_ALL": "C.UTF-8",
                     **(environment or {}),
                 },
-                # The terminal is the program's own: a Ctrl-C typed there
-                # reaches it, and nobody else.
+                # The terminal is the program's own: a Ctrl-C typed there reaches this program
+                # alone.
                 start_new_session=True,
                 preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
             )
@@ -78,7 +76,9 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """What was written so far and stayed, also what has left the screen at its top."""
+        """Return the text that was written so far and stayed, also lines that have left the screen
+        at its top.
+        """
         above = [
             "".join(row[column].data for column in range(self.screen.columns))
             for row in self.screen.history.top

@@ -1,5 +1,5 @@
-"""``build.py --bake``: the file, held against bake's reference and read by
-buildx itself, and what lies beside it.
+"""Test ``build.py --bake``: the file, held against bake's reference and read by buildx itself, and
+the files beside it.
 
 The schema is made from docker/buildx, docs/bake-reference.md (the table of target's attributes) and
 bake/bake.go (names of targets): it says where something is wrong, also where there is no buildx.
@@ -105,11 +105,11 @@ def baked(
 def test_the_file_is_what_bakes_reference_says(
     baked: tuple[Path, dict[str, Any], str], facts: Facts, validate: Callable[[Any, Any], None]
 ) -> None:
-    folder, content, said = baked
+    folder, content, output = baked
     validate(content, SCHEMA)
     packages = [row for row in rows_like([SOME], facts) if facts.sources_of(row) == "packages"]
     assert len(content["target"]) == len(packages) > 1
-    assert "-vendor: skipped: " in said
+    assert "-vendor: skipped: " in output
     members = [name for group in content["group"].values() for name in group["targets"]]
     assert set(members) == set(content["target"]), (
         "every group has targets of the file, every target a group"
@@ -133,7 +133,7 @@ def test_buildx_reads_it(
         "CACHE": "registry.example/cache",
         "BASE_DEBIAN12": "debian@sha256:1234",
     }
-    # What is printed is what would be built; no daemon is asked.
+    # The printed file is the one that would be built; no daemon is asked.
     done = subprocess.run(
         (str(program), "bake", "--print", "--push"),
         cwd=folder,
@@ -203,13 +203,13 @@ def test_the_same_file_every_time(root: Path, tmp_path: Path) -> None:
 
 
 def test_one_target(baked: tuple[Path, dict[str, Any], str]) -> None:
-    """What a reader would write by hand; ``${...}`` is for bake."""
+    """Compare with the text that a reader would write by hand; ``${...}`` is for bake."""
     _, content, _ = baked
     target = dict(content["target"]["pytorch-2_13_0-cpu-py311-debian12"])
     (base,) = target.pop("contexts").items()
     assert base[0].startswith("trainworks/base:bookworm-")
     assert base[1] == "docker-image://${BASE_DEBIAN12}"
-    # What stands on a tag that moves is not what was rendered.
+    # The image under a tag that moves may differ from the rendered one.
     assert target.pop("labels") == {}
     assert f"id=uv.toml,src=secrets/{CPU}/uv.toml" in target.pop("secret")
     tag = "${REPOSITORY}/pytorch-training:2.13.0-cpu-py311-debian12"

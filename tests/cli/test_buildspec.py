@@ -1,7 +1,7 @@
 """``buildspec.yml``: CodeBuild's file, held against the buildspec reference and
 against the targets.
 
-No CodeBuild has read it here. The schema is the part of the reference that the file uses, written
+No CodeBuild has read the file. The schema is the part of the reference that the file uses, written
 from AWS CodeBuild's user guide: "Build specification reference" and "Batch build buildspec
 reference".
 """
@@ -215,7 +215,7 @@ def test_an_image_without_oras_gets_it_before_anything_else(content: Any, tmp_pa
 def test_nothing_that_is_not_built_and_tested_is_pushed(content: Any) -> None:
     """CodeBuild ends a phase at the first command that fails.
 
-    What is pushed is proved by what the registry has.
+    The proof of a push names the digest that the registry has.
     """
     assert content["phases"]["build"]["on-failure"] == "ABORT"
     assert [words[2] for words in words_of(content)] == ["lock", "--only", "push", "prove"]

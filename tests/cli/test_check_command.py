@@ -1,6 +1,4 @@
-"""``build.py check`` as a person runs it: over the whole matrix, and over facts
-that somebody spoiled.
-"""
+"""Test ``build.py check`` as a person runs it: over the whole matrix, and over spoiled facts."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ Run = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Give the command inside this process: its exit status and what it printed."""
+    """Run the command inside this process; return its exit status and its output."""
 
     def call(root: Path, *words: str) -> tuple[int, str]:
         status = main(("check", "--root", str(root), *words))
@@ -164,7 +162,7 @@ def test_a_plan_that_is_refused_says_the_same_as_check(
         "plan",
     )
     assert main(words) == 13
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     for part in (
         CU121,
         "no-old-torch",
@@ -173,7 +171,7 @@ def test_a_plan_that_is_refused_says_the_same_as_check(
         "the source of",
         "what to do about",
     ):
-        assert part in said
+        assert part in output
 
 
 LOCK_PROBLEMS = (
@@ -203,8 +201,8 @@ def test_a_lock_whose_packages_do_not_satisfy_each_other_is_refused_before_an_en
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As after a half-merged lock: what `lock --check` sees, every command that
-    plans sees, all of it at once.
+    """Plan with locks as after a half-merged change: each command that plans reports the same
+    problems as `lock --check`, all at once.
     """
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
     monkeypatch.setenv("PATH", "/nonexistent")

@@ -1,4 +1,4 @@
-"""``build.py`` as a person runs it: a real process, what it prints where, and how it ends."""
+"""Test ``build.py`` as a person runs it: a real process, its output on each stream, and its end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trainworks.facts.rows import Facts
 
 CPU = ("--framework", "pytorch", "--cuda", "cpu")
 NO_ENGINE = {"PATH": "", "DOCKER_HOST": "unix:///nonexistent/docker.sock"}
-"""Holds for every test here: whatever goes wrong, none of them begins to build an image."""
+"""Environment of every test of this file: no engine, so none of them begins to build an image."""
 
 
 def run(
@@ -50,8 +50,8 @@ Call = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def call(root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
-    """Give the command line inside this process, for what ends before an
-    engine: a new process costs 0.4 s.
+    """Run the command line inside this process, for commands that end before an engine: a new
+    process costs 0.4 s.
     """
 
     def call_main(
@@ -87,7 +87,10 @@ def test_list_for_people(root: Path, facts: Facts) -> None:
     rows = {line.split()[0]: line for line in lines[1:]}
     assert rows.keys() == {facts.name_of(row) for row in facts.targets}
     names = [name.split("-") for name in rows]
-    numbers = [(name[0], tuple(int(part) for part in name[1].split("."))) for name in names]
+    numbers = []
+    for name in names:
+        parts = name[1].split(".")
+        numbers.append((name[0], tuple(map(int, parts))))
     assert numbers == sorted(numbers), "2.10.0 comes after 2.7.1"
     for row in facts.targets:
         end = facts.end_of_patch(row)
@@ -101,7 +104,7 @@ def test_list_leaves_out_what_the_projects_machine_cannot_build(call: Call, fact
     assert len(lines) == 1 + len(facts.targets) - len(marked)
     assert last == f"{len(marked)} more cannot be built on the project's own machine: add --all"
     assert not [line for line in lines if "  vendor  " in line or "arm64" in line]
-    # Whoever asks for nothing else gets them; JSON has each one's reason.
+    # A person who asks for nothing else gets these; JSON has the reason of each.
     lines = call("--list", "--sources", "vendor").stdout.splitlines()[1:]
     assert len(lines) == sum(facts.sources_of(row) == "vendor" for row in facts.targets)
     assert all(re.search(r"  no; \d+ parts$", line) for line in lines)
@@ -111,10 +114,10 @@ def test_list_leaves_out_what_the_projects_machine_cannot_build(call: Call, fact
 @pytest.mark.parametrize("state", ["current", "older", "never"])
 def test_list_filters_by_state(state: str, call: Call) -> None:
     rows = json_of(call("--list", "--format", "json"))
-    wanted = {row["name"] for row in rows if row["state"] == state}
+    names = {row["name"] for row in rows if row["state"] == state}
     assert {
         row["name"] for row in json_of(call("--list", "--state", state, "--format", "json"))
-    } == wanted
+    } == names
     for row in rows:
         assert (row["state"] == "never") == (row["built"] is None)
         assert (row["state"] == "current") == bool(row["built"] and row["built"]["current"])
@@ -250,14 +253,16 @@ def test_rendering_on_stdout_is_the_dockerfile(root: Path, call: Call) -> None:
 
 def contents(folder: Path) -> dict[str, tuple[int, int, bytes]]:
     """Return everything below a folder: permissions, time and bytes of each file, by its path."""
-    return {
-        path.relative_to(folder).as_posix(): (
-            path.stat().st_mode,
-            int(path.stat().st_mtime),
-            path.read_bytes() if path.is_file() else b"",
+    entries = {}
+    for path in sorted(folder.rglob("*")):
+        content = path.read_bytes() if path.is_file() else b""
+        status = path.stat()
+        entries[path.relative_to(folder).as_posix()] = (
+            status.st_mode,
+            int(status.st_mtime),
+            content,
         )
-        for path in sorted(folder.rglob("*"))
-    }
+    return entries
 
 
 def test_output_is_the_same_context_every_time_whatever_the_umask(
@@ -346,7 +351,7 @@ def test_the_checkout_may_stand_before_the_command(
     }
 
 
-# Errors: one class, one exit status; what, why and what next on stderr.
+# Errors: one class, one exit status; stderr has the failure, its reason and the next step.
 
 
 def test_malformed_facts_are_all_said(checkout: Path, call: Call) -> None:
@@ -460,7 +465,7 @@ def test_a_full_disk_is_one_line(words: tuple[str, ...], root: Path) -> None:
 
 @pytest.mark.parametrize("words", [("--list",), ("--list", "--format", "json")])
 def test_a_reader_that_goes_away_is_no_error(words: tuple[str, ...], root: Path) -> None:
-    """As ``| head`` does.
+    """End quietly when the reader closes the pipe, as ``| head`` does.
 
     Here the pipe is closed before anything is written, for less text than it could hold.
     """
@@ -496,9 +501,11 @@ def program(root: Path, tmp_path: Path) -> Path:
 
 
 def bare_run(python: Path, program: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     argv = [str(python), str(program), *words]
-    return subprocess.run(argv, env=kept, capture_output=True, text=True, check=False, timeout=300)
+    return subprocess.run(
+        argv, env=variables, capture_output=True, text=True, check=False, timeout=300
+    )
 
 
 def test_a_bare_checkout_names_the_one_command_to_type(
@@ -515,9 +522,9 @@ def test_a_bare_checkout_names_the_one_command_to_type(
 def test_a_dependency_that_is_missing_when_it_is_needed_is_named(
     tmp_path: Path, root: Path
 ) -> None:
-    """As in an environment that is older than the checkout.
+    """Run in an environment that is older than the checkout.
 
-    The commands import what they need when they need it.
+    The commands import a dependency when they need it.
     """
     shutil.copy(root / "build.py", tmp_path)
     (tmp_path / "pyproject.toml").write_text(
@@ -551,7 +558,7 @@ def test_the_environment_of_the_checkout_is_found_by_any_python(
 def test_an_environment_that_cannot_be_looked_at_is_as_none(
     bare_python: Path, program: Path, tmp_path: Path
 ) -> None:
-    """As behind a folder that only its owner may read.
+    """Put the environment behind a folder that only its owner may read.
 
     Root is refused a link to a name that is too long as well.
     """
@@ -671,9 +678,9 @@ def test_interrupted_is_said_in_one_line(
     assert process.returncode == 130
     assert (json.loads(output)["error"] == "InterruptionError") if words else (output == "")
     assert errors == "\ninterrupted: everything that was started has been stopped\n"
-    ended, _, _ = select.select([child], [], [], 10)
+    readable, _, _ = select.select([child], [], [], 10)
     os.close(child)
-    assert ended, "what was started has been stopped"
+    assert readable, "what was started has been stopped"
 
 
 MODULES = "import argparse, dataclasses, json, pathlib, re, subprocess, tomllib, typing"

@@ -1,5 +1,5 @@
-"""Completion as a shell asks for it: argcomplete's own functions in a real
-bash, and what they get for an answer.
+"""Test completion as a shell asks for it: argcomplete's own functions in a real bash, and the
+answers that they get.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COMP_WORDS=($2); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
 {function} "${{COMP_WORDS[0]}}" "${{COMP_WORDS[COMP_CWORD]}}"
 printf '%s\\n' "${{COMPREPLY[@]}}"
 """
-"""What bash does when TAB is pressed, without a terminal."""
+"""Script with bash's steps of a pressed TAB, without a terminal."""
 
 
 def offered(line: str, folder: Path, register: str, function: str) -> set[str]:
@@ -51,7 +51,7 @@ Answer = Callable[[str], set[str]]
 def answer(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Answer:
     """Give the words that TAB offers after ``./build.py``.
 
-    What registers the function is asked for once.
+    The output that registers the function is asked for once.
     """
     script = tmp_path_factory.mktemp("completion") / "register"
     with script.open("wb") as file:
@@ -83,9 +83,9 @@ def test_tab(words: str, expected: set[str], answer: Answer) -> None:
 
 
 def test_commands_and_options_come_first(answer: Answer) -> None:
-    found = answer("")
-    assert set(COMMANDS) <= found
-    assert "--framework" in found
+    completions = answer("")
+    assert set(COMMANDS) <= completions
+    assert "--framework" in completions
 
 
 def test_targets_are_those_of_the_facts(answer: Answer, facts: Facts) -> None:

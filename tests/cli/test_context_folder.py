@@ -1,5 +1,5 @@
-"""Where a build context lies: at one place for each target, and never shared by
-two builds at once.
+"""Test the place of a build context: one folder for each target, and never shared by two builds at
+once.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def test_no_place_for_a_cache_costs_only_speed(tmp_path: Path) -> None:
 
 
 def test_what_this_machine_adds_leaves_no_time_of_its_own(facts: Facts, tmp_path: Path) -> None:
-    """A step that mounts it would run again each time: newer versions of
-    buildah have times in their cache's keys.
+    """A step that mounts the context would run again each time: newer versions of buildah have
+    times in their cache's keys.
     """
     row = next(row for row in facts.targets if row.cuda == "cu113")
     plan = make_plan(request_for(row, facts), facts)
@@ -62,7 +62,7 @@ def test_what_this_machine_adds_leaves_no_time_of_its_own(facts: Facts, tmp_path
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "context").rglob("*")}
     sources = tmp_path / "sources"
     sources.mkdir()
-    for artifact in (each for step in plan.steps for each in step.artifacts):
+    for artifact in (artifact for step in plan.steps for artifact in step.artifacts):
         (tmp_path / artifact.file).write_text(artifact.file)
         (sources / artifact.file).symlink_to(tmp_path / artifact.file)
     assert add_local_artifacts(plan, [sources], tmp_path / "context")

@@ -1,5 +1,5 @@
-"""``build.py extend`` as far as it goes without an engine: what is refused,
-what is copied, what is resolved.
+"""Test ``build.py extend`` as far as it goes without an engine: refusals, copied files, resolved
+requirements.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from trainworks.facts.rows import Facts
 from trainworks.imagetest.probe_request import IMPORTS, ask_program
 from trainworks.imagetest.secrets import SecretFinding, added
 
-# A key in form only: the body says what it is.
+# A key in form only: its body says that it is one of a test.
 PRIVATE_KEY = (
     "-----BEGIN OPENSSH PRIVATE KEY-----\n"
     + "bm90YWtleW5vdGFrZXlub3Rha2V5bm90YWtleW5vdGFrZXk\n" * 3
@@ -91,7 +91,7 @@ def refused(
 ) -> Refused:
     """Give the command line.
 
-    No engine can be reached, so whoever gets so far ends with another status.
+    No engine can be reached, so a run that gets so far ends with another status.
     """
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
@@ -201,13 +201,13 @@ def inputs_of(
 def test_what_the_code_itself_says_is_installed(
     code: Path, files: dict[str, str], file: str
 ) -> None:
-    written(code, files)
+    write_files(code, files)
     inputs = inputs_of(code)
     assert inputs.file == (code / file if file else None)
-    said = "".join(notes(ExtendRequest(base="b", tag="t", source=code), inputs))
+    text = "".join(notes(ExtendRequest(base="b", tag="t", source=code), inputs))
     others = [name for name in files if name != file and "lock" in name]
     assert [
-        name for name in others if f"{code / name} is not read: --requirements" not in said
+        name for name in others if f"{code / name} is not read: --requirements" not in text
     ] == []
 
 
@@ -215,7 +215,7 @@ def test_what_the_code_itself_says_is_installed(
 def test_a_project_that_its_lock_does_not_install_is_not_built(
     code: Path, kind: str, project: str
 ) -> None:
-    written(code, {"uv.lock": UV_LOCK.replace("SOURCE", kind), "pyproject.toml": APP})
+    write_files(code, {"uv.lock": UV_LOCK.replace("SOURCE", kind), "pyproject.toml": APP})
     inputs = inputs_of(code)
     # Either way the launcher is told that it has nothing to install.
     assert (inputs.project, inputs.installed) == (project, ("pyproject.toml",))
@@ -223,7 +223,7 @@ def test_a_project_that_its_lock_does_not_install_is_not_built(
 
 def test_extras_and_groups_of_the_code(code: Path) -> None:
     text = f"{APP}optional-dependencies.fast = ['six']\n[dependency-groups]\ndev = ['pytest']\n"
-    written(code, {"requirements.txt": "einops\n", "pyproject.toml": text})
+    write_files(code, {"requirements.txt": "einops\n", "pyproject.toml": text})
     inputs = inputs_of(code, extras=("fast",), groups=("dev",))
     assert plain(inputs.requested) == ["einops"]
     assert inputs.requested.words == ["--group", f"{code / 'pyproject.toml'}:dev"]
@@ -236,10 +236,10 @@ def test_extras_and_groups_of_the_code(code: Path) -> None:
 
 
 def test_a_file_of_another_tool_in_the_code_is_said(code: Path) -> None:
-    written(code, {"environment.yml": "", "config.yml": ""})
-    said = "".join(notes(ExtendRequest(base="b", tag="t", source=code), inputs_of(code)))
-    assert "environment.yml is not read: it is conda's: `conda run" in said
-    assert "config.yml" not in said
+    write_files(code, {"environment.yml": "", "config.yml": ""})
+    text = "".join(notes(ExtendRequest(base="b", tag="t", source=code), inputs_of(code)))
+    assert "environment.yml is not read: it is conda's: `conda run" in text
+    assert "config.yml" not in text
 
 
 def test_pips_letter_names_the_requirements(refused: Refused, tmp_path: Path) -> None:
@@ -252,10 +252,10 @@ def test_pips_letter_names_the_requirements(refused: Refused, tmp_path: Path) ->
 
 def test_a_compiler_and_a_variable_are_checked_before_anything_starts(refused: Refused) -> None:
     words = ("--apt", "g++", "--with", "nvc", "--build-env", "NAME")
-    status, said = refused(*words)
-    assert status == 2, said
-    assert "argument --build-env: must be NAME=VALUE, got 'NAME'" in said
-    assert "unknown compiler in --with: 'nvc'; did you mean nvcc?" in said
+    status, message = refused(*words)
+    assert status == 2, message
+    assert "argument --build-env: must be NAME=VALUE, got 'NAME'" in message
+    assert "unknown compiler in --with: 'nvc'; did you mean nvcc?" in message
 
 
 def test_an_error_for_programs(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -346,9 +346,9 @@ def test_files_for_secrets_are_refused_by_name_unless_they_are_ignored(
 )
 def test_secrets_are_found_by_content(code: Path, content: str, problem: str) -> None:
     (code / "settings.py").write_text(content)
-    (found,) = read_source(code, forbidden=("http://proxy.example:3128",)).problems
-    assert "settings.py" in found
-    assert problem in found
+    (found_problem,) = read_source(code, forbidden=("http://proxy.example:3128",)).problems
+    assert "settings.py" in found_problem
+    assert problem in found_problem
 
 
 def test_a_certificate_and_an_example_are_no_secrets(code: Path) -> None:
@@ -380,7 +380,7 @@ def test_nothing_but_ignored_files(code: Path) -> None:
 # Requirements.
 
 
-def written(folder: Path, files: dict[str, str]) -> Path:
+def write_files(folder: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -390,7 +390,7 @@ def written(folder: Path, files: dict[str, str]) -> Path:
 def read(
     folder: Path, files: dict[str, str], name: str = "requirements.txt", **more: Any
 ) -> RequestedRequirements:
-    written(folder, files)
+    write_files(folder, files)
     return read_requirements(folder / name, {"TOKEN": "secret"}, **more)
 
 
@@ -424,7 +424,7 @@ def test_lines_go_on_to_uv_as_they_are_with_where_they_stood(tmp_path: Path) -> 
     file = tmp_path / "requirements.txt"
     assert requested.lines == [
         f"Pandas>=2 ; python_version > '3'  #@ {file} line 2",
-        # pip installs what a file of constraints includes.
+        # pip installs the packages that a file of constraints includes.
         f"scipy<1.14  #@ {tmp_path}/more/deeper.txt line 1",
         f"einops @ https://h.example/einops-1.tar.gz  #@ {tmp_path}/more/other.txt line 3",
         f"--pre  #@ {file} line 4",
@@ -479,11 +479,11 @@ def test_encodings(encoding: str, tmp_path: Path) -> None:
 )
 def test_lines_that_are_refused(line: str, problem: str, tmp_path: Path) -> None:
     limits = "six<2\nx @ https://me:secret@h.example/x-1.zip\n"
-    (found,) = read(
+    (found_problem,) = read(
         tmp_path, {"requirements.txt": f"six\n\n{line}  # why\n", "limits.txt": limits}
     ).problems
-    assert problem in found
-    assert "secret" not in found
+    assert problem in found_problem
+    assert "secret" not in found_problem
 
 
 @pytest.mark.parametrize(
@@ -514,16 +514,14 @@ def test_lines_that_are_refused(line: str, problem: str, tmp_path: Path) -> None
     ],
 )
 def test_git_requirements(line: str, expected: dict[str, str], tmp_path: Path) -> None:
-    (found,) = read(tmp_path, {"requirements.txt": line}).repositories
-    assert found == GitRequirement(place=found.place, **expected)
+    (git_requirement,) = read(tmp_path, {"requirements.txt": line}).repositories
+    assert git_requirement == GitRequirement(place=git_requirement.place, **expected)
 
 
 def test_files_and_folders_of_this_machine_go_into_the_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their paths are relative to the file, which is where a job starts, or to
-    the current folder.
-    """
+    """Read paths relative to the file, which is where a job starts, or to the current folder."""
     monkeypatch.chdir(tmp_path)
     lines = (
         "./dist/x-1.0-py3-none-any.whl[a] ; python_version > '3'\n"
@@ -544,7 +542,7 @@ def test_files_and_folders_of_this_machine_go_into_the_stage(
         "/run/inputs/files/y-1.tar.gz",
     ]
     assert requested.files.keys() == {"files/x-1.0-py3-none-any.whl", "files/y-1.tar.gz"}
-    assert [(each.origin, each.extras) for each in requested.folders] == [
+    assert [(folder.origin, folder.extras) for folder in requested.folders] == [
         ("./lib", "[b]"),
         ("./lib", ""),
     ]
@@ -582,7 +580,7 @@ def test_projects_locks_and_scripts_are_uvs_to_read(tmp_path: Path, name: str) -
     assert (requested.problems, requested.lines, bool(requested)) == ([], [], True)
     assert requested.words == ["-r", str(tmp_path / name), "--extra", "fast", "--group", "dev"]
     assert requested.read == {name: text}
-    # What is installed beside a lock gets its requirements from the lock.
+    # A package that is installed beside a lock gets its requirements from the lock.
     assert requested.hashed == ("lock" in name)
 
 
@@ -660,11 +658,11 @@ def test_a_lock_that_somebody_has_spoiled_is_named(data: str, tmp_path: Path) ->
 
 
 def test_what_decides_a_lock(tmp_path: Path) -> None:
-    """Code that changes, and cannot change what it requires, keeps the lock."""
+    """Keep the lock after a change of code that cannot change the requirements."""
     requested = read(tmp_path, {"requirements.txt": "six\n"})
 
     def digest(files: dict[str, str], base: ExtendedBase = BASE) -> str:
-        folder = written(tmp_path / "src", files)
+        folder = write_files(tmp_path / "src", files)
         source = folder_source(read_source(folder).files, folder)
         return inputs_digest(requested, [source], {}, base)
 
@@ -677,7 +675,9 @@ def test_what_decides_a_lock(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("repository")
 def test_a_folder_has_the_version_that_its_repository_says(tmp_path: Path) -> None:
-    """As the same commit by git+file:// has it: setuptools_scm reads it, where there is no git."""
+    """Give the folder the version of the same commit by git+file://: setuptools_scm reads it, where
+    there is no git.
+    """
     folder = tmp_path / "repository"
     source = folder_source(read_source(folder).files, folder)
     requirement = GitRequirement(place="", url=folder.as_uri())
@@ -694,7 +694,7 @@ def test_a_folder_has_the_version_that_its_repository_says(tmp_path: Path) -> No
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Callable[..., str]:
-    """Give what runs git in a repository with a tag, a branch and a submodule."""
+    """Return a function that runs git in a repository with a tag, a branch and a submodule."""
 
     def git(*words: str, folder: str = "repository") -> str:
         names = (
@@ -765,7 +765,7 @@ def test_submodules_are_in_the_archive(
 ) -> None:
     repository("submodule", "--quiet", "add", (tmp_path / "part").as_uri())
     repository("commit", "--quiet", "--message", "with a part")
-    # A submodule on this machine is what only a test has: git refuses that by default.
+    # Only a test has a submodule on this machine: git refuses one by default.
     for name, value in (("COUNT", "1"), ("KEY_0", "protocol.file.allow"), ("VALUE_0", "always")):
         monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
     requirement = GitRequirement(place="", url=(tmp_path / "repository").as_uri())
@@ -805,7 +805,10 @@ def installed(folder: Path, name: str, files: dict[str, str], *, entry_points: s
         "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n",
         "entry_points.txt": entry_points,
     }
-    files = {**files, **{f"{name}-1.dist-info/{each}": text for each, text in metadata.items()}}
+    files = {
+        **files,
+        **{f"{name}-1.dist-info/{metadata_file}": text for metadata_file, text in metadata.items()},
+    }
     for path, text in {
         **files,
         f"{name}-1.dist-info/RECORD": "".join(f"{path},,\n" for path in files),
@@ -815,7 +818,7 @@ def installed(folder: Path, name: str, files: dict[str, str], *, entry_points: s
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "message"),
     [
         (
             {"good/__init__.py": "", "good/part/__init__.py": "raise ValueError('not at the top')"},
@@ -848,18 +851,18 @@ def installed(folder: Path, name: str, files: dict[str, str], *, entry_points: s
         ({"data/file.txt": "1", "../../../bin/tool.py": "1 / 0"}, ""),
     ],
 )
-def test_what_is_installed_is_imported(files: dict[str, str], said: str, tmp_path: Path) -> None:
-    """By the program itself, in a real Python with real distributions."""
+def test_what_is_installed_is_imported(files: dict[str, str], message: str, tmp_path: Path) -> None:
+    """Import by the program itself, in a real Python with real distributions."""
     folder = tmp_path / "lib" / "python" / "site-packages"
     installed(folder, "first", {"first.py": ""})
     installed(folder, "subject", files, entry_points="[host_of_plugins.readers]\nx = plugin:x\n")
-    here = Here({**os.environ, "PYTHONPATH": str(folder)})
+    container = Here({**os.environ, "PYTHONPATH": str(folder)})
     names = ("first", "subject")
-    answer = ask_program(here, (sys.executable,), IMPORTS, names, timeout=60)
+    answer = ask_program(container, (sys.executable,), IMPORTS, names, timeout=60)
     lines = answer["failed"]
-    assert len(lines) == bool(said)
+    assert len(lines) == bool(message)
     assert all(
-        (line["name"], line["version"]) == ("subject", "1") and said in line["reason"]
+        (line["name"], line["version"]) == ("subject", "1") and message in line["reason"]
         for line in lines
     )
 
@@ -869,16 +872,16 @@ def test_what_the_base_has_is_not_its_extensions_fault() -> None:
         return SecretFinding(where=where, path=path, rule="private key", advice="")
 
     base = (finding("layer a", "etc/key"), finding("label x", ""))
-    found = (
+    findings = (
         finding("layer b", "etc/key"),
         finding("label x", ""),
         finding("layer b", "new/key"),
         finding("label y", ""),
     )
-    assert added(found, base) == found[2:]
+    assert added(findings, base) == findings[2:]
 
 
-# --- which Python code says it is for -------------------------------------------------------------
+# --- the Python that code is for ------------------------------------------------------------------
 OTHER = ">=3.12"
 HEAD_OF_SCRIPT = f"# /// script\n# requires-python = '{OTHER}'\n# ///\n"
 

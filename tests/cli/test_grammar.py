@@ -1,5 +1,5 @@
-"""What every command's grammar says: examples that are true, a help that fits,
-and the nearest right word.
+"""Test the grammar of every command: examples that are true, a help that fits, and the nearest
+right word.
 """
 
 from __future__ import annotations
@@ -38,7 +38,11 @@ def test_the_parser_takes_every_example(name: str, example: Example) -> None:
 
 @pytest.mark.parametrize(
     ("name", "example"),
-    [each for each in EXAMPLES if isinstance(each.values[1], Example) and not each.values[1].needs],
+    [
+        example
+        for example in EXAMPLES
+        if isinstance(example.values[1], Example) and not example.values[1].needs
+    ],
 )
 def test_examples_that_need_nothing_do_what_they_say(
     name: str,
@@ -56,7 +60,7 @@ def test_examples_that_need_nothing_do_what_they_say(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (
             ("--framework", "pytorch", "--framework", "tensorflow"),
@@ -70,10 +74,10 @@ def test_examples_that_need_nothing_do_what_they_say(
         (("--cuda", "cpu", "--cuda", "cu121", "-x"), "unknown option -x"),
     ],
 )
-def test_an_option_with_one_value_is_given_once(words: tuple[str, ...], said: str) -> None:
+def test_an_option_with_one_value_is_given_once(words: tuple[str, ...], message: str) -> None:
     with pytest.raises(errors.CommandLineError) as caught:
         grammar_of(BUILD).parse_args(words)
-    assert said in caught.value.problems
+    assert message in caught.value.problems
     assert any("given twice" in problem for problem in caught.value.problems), (
         "with all else that is wrong"
     )
@@ -107,11 +111,11 @@ def test_help_fits_and_says_everything(name: str, monkeypatch: pytest.MonkeyPatc
     assert [line for line in text.splitlines() if len(line) > WIDTH] == []
     assert len(grammar.manual.examples) >= 2
     flat = " ".join(text.split())
-    for said in (
+    for help_text in (
         *(source.name for source in grammar.manual.reads),
         *(argument["help"] for argument in grammar.arguments()),
     ):
-        assert said in flat
+        assert help_text in flat
     meaning = errors.TrainworksError.meaning
     assert (
         f"exit status: 0 {grammar.manual.exit_statuses[0][1]}, 1 {meaning}, 2 wrong command line, "
@@ -126,20 +130,22 @@ def test_help_fits_and_says_everything(name: str, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("name", COMMANDS)
 def test_options_are_explained_in_one_short_line(name: str) -> None:
     assert [
-        each["help"] for each in grammar_of(name).arguments() if not 0 < len(each["help"]) <= 72
+        argument_row["help"]
+        for argument_row in grammar_of(name).arguments()
+        if not 0 < len(argument_row["help"]) <= 72
     ] == []
 
 
 def test_every_error_has_a_status_and_a_meaning_of_its_own() -> None:
-    named = [each for each in vars(errors).values() if isinstance(each, type)]
+    named = [value for value in vars(errors).values() if isinstance(value, type)]
     classes = [
-        each
-        for each in named
-        if issubclass(each, errors.TrainworksError) and "exit_status" in vars(each)
+        value
+        for value in named
+        if issubclass(value, errors.TrainworksError) and "exit_status" in vars(value)
     ]
-    statuses = [each.exit_status for each in classes]
+    statuses = [error_class.exit_status for error_class in classes]
     assert statuses == sorted(set(statuses)), "the file is in this order"
-    assert len({each.meaning for each in classes}) == len(classes)
+    assert len({error_class.meaning for error_class in classes}) == len(classes)
     assert {status for name in COMMANDS for status, _ in grammar_of(name).manual.exit_statuses} == {
         0,
         *statuses,
@@ -168,17 +174,21 @@ def test_the_version_is_the_distributions(root: Path, capsys: pytest.CaptureFixt
 def test_help_of_a_command(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["help", "push"], root) == 0
     text = capsys.readouterr().out
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as caught:
         main(["push", "--help"], root)
-    assert (ended.value.code, capsys.readouterr().out) == (0, text)
+    assert (caught.value.code, capsys.readouterr().out) == (0, text)
 
 
 def test_help_for_programs(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["help", "--format", "json"], root) == 0
-    commands = {each["command"]: each for each in json.loads(capsys.readouterr().out)["commands"]}
+    commands = {
+        command["command"]: command for command in json.loads(capsys.readouterr().out)["commands"]
+    }
     assert tuple(commands) == COMMANDS
     repository = next(
-        each for each in commands["push"]["arguments"] if each["names"] == ["--repository"]
+        argument_row
+        for argument_row in commands["push"]["arguments"]
+        if argument_row["names"] == ["--repository"]
     )
     assert (repository["value"], repository["required"], repository["repeats"]) == (
         "REPOSITORY",

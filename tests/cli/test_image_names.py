@@ -43,7 +43,7 @@ Store = Callable[..., None]
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """Give a function that fills the store of a stand-in for buildah.
 
-    The folder has what commands read.
+    The folder has the files that commands read.
     """
     write_stand_in(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -80,10 +80,10 @@ def test_a_target_is_the_image_that_is_there(
 ) -> None:
     store(*names, "my/train:1")
     assert find_image(TARGET, create("buildah"), facts) == expected
-    said = capsys.readouterr().err
-    assert said.count("\n") == (expected != USUAL)
-    assert expected == USUAL or f"{TARGET}: buildah has {expected}" in said
-    assert (COST in said) is ("-tcp" in expected)
+    output = capsys.readouterr().err
+    assert output.count("\n") == (expected != USUAL)
+    assert expected == USUAL or f"{TARGET}: buildah has {expected}" in output
+    assert (COST in output) is ("-tcp" in expected)
 
 
 @pytest.mark.parametrize(
@@ -178,12 +178,12 @@ def test_every_command_finds_the_image_of_a_target(
     store(TCP)
     # The stand-in is no image that could be read: only the name was found.
     assert main(words, root) != 0
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert (
         f"{TARGET}: buildah has {TCP}, built without aws-ofi-nccl, gdrcopy, libfabric-cuda: {COST}"
-        in said
+        in output
     )
-    assert "has no image" not in said
+    assert "has no image" not in output
 
 
 def test_a_variant_is_a_request_and_back(facts: Facts) -> None:
@@ -211,18 +211,18 @@ def test_a_variant_is_a_request_and_back(facts: Facts) -> None:
 def test_every_target_has_a_name_and_a_command_of_its_own(facts: Facts) -> None:
     for row in facts.targets:
         name = facts.name_of(row)
-        found = image_named(name, facts)
-        assert found is not None
-        assert (found.row, found.variant) == (row, "")
-        assert make_plan(request_for(row, facts), facts).tags == (found.reference,)
-        assert image_named(found.reference, facts) == found
+        named_target = image_named(name, facts)
+        assert named_target is not None
+        assert (named_target.row, named_target.variant) == (row, "")
+        assert make_plan(request_for(row, facts), facts).tags == (named_target.reference,)
+        assert image_named(named_target.reference, facts) == named_target
     assert len({build_command(request_for(row, facts)) for row in facts.targets}) == len(
         facts.targets
     )
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "messages"),
     [
         ("", [f"  or     {TCP}, if github.com cannot be reached\n"]),
         ("--with gdrcopy", []),
@@ -232,14 +232,14 @@ def test_every_target_has_a_name_and_a_command_of_its_own(facts: Facts) -> None:
 )
 @pytest.mark.usefixtures("store")
 def test_a_plan_says_which_name_the_image_may_get(
-    words: str, said: list[str], root: Path, capsys: pytest.CaptureFixture[str]
+    words: str, messages: list[str], root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["--framework", "pytorch", "--cuda", "cu121", "--until", "plan", *words.split()]
     assert main(command, root) == 0
     output = capsys.readouterr().out
     assert [
         line for line in output.splitlines(keepends=True) if "github.com cannot be reached" in line
-    ] == said
+    ] == messages
     assert main([*command, "--format", "json"], root) == 0
     names = json.loads(capsys.readouterr().out)["name_without"]
-    assert names.get("github.com") == (TCP if said else None)
+    assert names.get("github.com") == (TCP if messages else None)

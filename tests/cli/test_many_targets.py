@@ -1,5 +1,5 @@
-"""Many targets in one run: what is chosen, what runs beside what, what one
-failure or Ctrl-C does, how it all ends.
+"""Test many targets in one run: their choice, their order, the effects of one failure or Ctrl-C,
+and the end.
 """
 
 from __future__ import annotations
@@ -129,30 +129,30 @@ def test_one_failure_takes_no_other_with_it_and_the_next_run_goes_on(bench: Benc
     broken = {name for name in bench.names if "2.14.1" in name}
     assert broken
     expected = {name: "failed" if name in broken else "done" for name in bench.names}
-    status, targets, said = bench.run()
-    assert {each["target"]: each["outcome"] for each in targets} == expected
-    assert {each["exit_status"] for each in targets} == {0, 7}
+    status, targets, output = bench.run()
+    assert {target["target"]: target["outcome"] for target in targets} == expected
+    assert {target["exit_status"] for target in targets} == {0, 7}
     assert status == 7
-    for each in targets:
-        assert f"{each['target']}: {each['outcome']}" in said
-        if each["outcome"] == "failed":
-            assert each["report"]["error"] == "BuildError"
-            assert f"{each['target']}: failed: {each['cause']}\n" in said
+    for target in targets:
+        assert f"{target['target']}: {target['outcome']}" in output
+        if target["outcome"] == "failed":
+            assert target["report"]["error"] == "BuildError"
+            assert f"{target['target']}: failed: {target['cause']}\n" in output
     bench.set("fails", "")
     status, targets, _ = bench.run("-j", "3")
     now = {name: "done" if name in broken else "unchanged" for name in bench.names}
-    assert {each["target"]: each["outcome"] for each in targets} == now
+    assert {target["target"]: target["outcome"] for target in targets} == now
     assert status == 0
 
 
 def test_an_unchanged_image_needs_no_sources(bench: Bench) -> None:
-    status, targets, said = bench.run()
-    assert status == 0, said
+    status, targets, output = bench.run()
+    assert status == 0, output
     for path in (bench.folder / "mirror").iterdir():
         path.unlink()
-    status, targets, said = bench.run()
-    assert {each["outcome"] for each in targets} == {"unchanged"}
-    assert (status, "downloading" in said) == (0, False)
+    status, targets, output = bench.run()
+    assert {target["outcome"] for target in targets} == {"unchanged"}
+    assert (status, "downloading" in output) == (0, False)
 
 
 def test_two_run_at_once_and_never_three(bench: Bench) -> None:
@@ -184,13 +184,15 @@ def test_ctrl_c_stops_all_and_says_of_each_how_it_ended(bench: Bench) -> None:
         builds = [int(path.name) for path in (bench.folder / "running").iterdir()]
         process.send_signal(signal.SIGINT)
         targets = json.loads(process.stdout.read())["targets"]
-        said = process.stderr.read()
+        printed_output = process.stderr.read()
     assert process.returncode == 130
-    assert {each["target"] for each in targets if each["outcome"] == "stopped"} == up
-    assert {each["outcome"] for each in targets if each["target"] not in up} == {"not started"}
+    assert {target["target"] for target in targets if target["outcome"] == "stopped"} == up
+    assert {target["outcome"] for target in targets if target["target"] not in up} == {
+        "not started"
+    }
     assert len(builds) == 2
     assert [number for number in builds if Path(f"/proc/{number}").exists()] == []
-    assert "Traceback" not in said
+    assert "Traceback" not in printed_output
 
 
 def test_a_defect_of_one_target_is_its_own(facts: Facts, root: Path, tmp_path: Path) -> None:
@@ -203,9 +205,9 @@ def test_a_defect_of_one_target_is_its_own(facts: Facts, root: Path, tmp_path: P
         PlannedTarget(name="good", request=good, plan=make_plan(good, facts)),
     ]
     order = BuildOrder(until="render", output=tmp_path)
-    found = build_many(targets, BuildSession(root=root, facts=facts), order, at_once=2)
-    assert [each.outcome for each in found.targets] == ["failed", "done"]
-    assert found.targets[0].cause == "there is no such component"
+    run_result = build_many(targets, BuildSession(root=root, facts=facts), order, at_once=2)
+    assert [target.outcome for target in run_result.targets] == ["failed", "done"]
+    assert run_result.targets[0].cause == "there is no such component"
 
 
 # Summing up.
@@ -278,7 +280,7 @@ def command(
 
 
 def test_contexts_of_several_targets_in_one_run(command: Command, tmp_path: Path) -> None:
-    status, report, said = command(
+    status, report, output = command(
         "--only",
         "*-cpu-*-debian12",
         "-j",
@@ -296,7 +298,7 @@ def test_contexts_of_several_targets_in_one_run(command: Command, tmp_path: Path
         target["target"] for target in report["targets"]
     }
     assert not (tmp_path / CPU / "requirements" / "mpi4py.txt").exists()
-    assert f"{CPU}: done\n" in said
+    assert f"{CPU}: done\n" in output
 
 
 def test_a_target_that_cannot_be_planned_fails_alone(command: Command) -> None:
@@ -329,9 +331,9 @@ def test_unlocked_targets_are_skipped_with_the_reason(
 
 
 def test_no_engine_is_one_error_and_nothing_is_started(command: Command) -> None:
-    status, report, said = command("--only", "*-cpu-*")
+    status, report, output = command("--only", "*-cpu-*")
     assert (status, report["error"]) == (6, "EngineUnavailableError")
-    assert CPU not in said
+    assert CPU not in output
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""Names on the command line: what is chosen by them (``test_refusals.py`` has unknown ones)."""
+"""Test names on the command line: the targets that they choose (``test_refusals.py`` has unknown
+ones).
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a person sees of work that takes long: real programs on a real
-pseudo-terminal, and the numbers behind it.
+"""Test the display of work that takes long: real programs on a real pseudo-terminal, and the
+numbers behind it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def test_time_left_follows_from_the_rate_of_what_was_done_now() -> None:
         task.reach(500)
         assert task.left == 50
         assert task.rate == 10
-        # An attempt broke off: what it sent counts for nothing.
+        # An attempt broke off: its output counts for nothing.
         task.reach(400)
         assert not task.left
         assert not task.rate
@@ -76,15 +76,15 @@ def test_nobody_knows_when_unequal_things_are_done() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 500))))
 def test_a_log_is_never_flooded_and_never_silent(moves: list[tuple[float, int]]) -> None:
-    stream, ticks, said, now = io.StringIO(), Clock(), 0.0, 0.0
+    stream, ticks, last_line_time, now = io.StringIO(), Clock(), 0.0, 0.0
     expected = 0
     with Display(stream, clock=ticks).task("sending", 1000, BYTES) as task:
         for seconds, size in moves:
             ticks.now += seconds
             now = ticks.now - 1000
             task.advance(size)
-            if now - said >= LOG_SECONDS:
-                expected, said = expected + 1, now
+            if now - last_line_time >= LOG_SECONDS:
+                expected, last_line_time = expected + 1, now
     lines = stream.getvalue().splitlines()
     assert abs(len(lines) - expected) <= 1
     assert all(line.startswith("  sending: ") for line in lines)
@@ -151,9 +151,9 @@ def waits(mine: Terminal) -> bool:
 def test_a_build_on_a_terminal() -> None:
     with building() as mine:
         mine.read(waits)
-        whole, step = mine.shown[-2:]
-        assert whole.startswith("building ")
-        assert re.search(r"━ +1 of 6 steps, 0:0\d$", whole)
+        build_line, step = mine.shown[-2:]
+        assert build_line.startswith("building ")
+        assert re.search(r"━ +1 of 6 steps, 0:0\d$", build_line)
         assert re.fullmatch(r"system  more +━+ +0:0\d", step)
         assert mine.cursor_is_hidden()
         mine.type("\n")

@@ -1,5 +1,5 @@
-"""What a person sees of a build that is not on a terminal: a line for each step
-that took time, none for noise.
+"""Test the output of a build that is not on a terminal: a line for each step that took time, none
+for noise.
 """
 
 from __future__ import annotations
@@ -48,6 +48,6 @@ def test_steps_from_the_cache_are_counted() -> None:
 def test_steps_of_no_time_and_the_engines_own_are_not_shown() -> None:
     quick = StepEvent(component="torch", step="COPY a b", state="done", seconds=0.1)
     own = StepEvent(component="", step="exporting", state="done", seconds=9.0)
-    said = StepEvent(component="torch", step="RUN x", state="output", text="a word")
-    assert lines(quick, own, said) == []
-    assert lines(said, verbose=True) == ["  torch                a word"]
+    step_event = StepEvent(component="torch", step="RUN x", state="output", text="a word")
+    assert lines(quick, own, step_event) == []
+    assert lines(step_event, verbose=True) == ["  torch                a word"]

@@ -101,9 +101,7 @@ build pytorch-2.4.1-cu121-py311-debian12 --all --until plan
 def refuse(
     root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str], str]:
-    """Give a command line that fails without an engine: its exit status, and
-    what it writes to stderr.
-    """
+    """Run a command line that fails without an engine; return its exit status and its stderr."""
     # The rows are read once for all of them.
     monkeypatch.setattr("trainworks.facts.load.load", functools.cache(load))
     monkeypatch.setenv("PATH", "")

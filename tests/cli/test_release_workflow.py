@@ -1,6 +1,6 @@
-"""`.github/workflows/release.yml`: what it runs is there and takes these words.
+"""Test `.github/workflows/release.yml`: the programs that it runs are there and take these words.
 
-GitHub has not run it.
+GitHub has not run the workflow.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def test_what_moved_is_proposed_and_main_stays(root: Path, cloned: Path) -> None
 
 
 def test_what_the_jobs_pushed_becomes_the_page(workflow: Any) -> None:
-    """The last job reads what the others left.
+    """The last job reads the files that the others left.
 
     tests/reports/test_released.py runs its first line.
     """
@@ -157,7 +157,7 @@ def test_what_it_runs_takes_these_words(workflow: Any, root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("repository", "said"),
+    ("repository", "message"),
     [
         ("", "a repository is HOST/NAME"),
         ("r.example/Upper", "is not a valid repository name"),
@@ -165,12 +165,12 @@ def test_what_it_runs_takes_these_words(workflow: Any, root: Path) -> None:
     ],
 )
 def test_a_repository_that_is_none_is_refused_before_anything_is_built(
-    root: Path, repository: str, said: str
+    root: Path, repository: str, message: str
 ) -> None:
     words = (sys.executable, str(root / "tools" / "release"), "--repository", repository)
     done = subprocess.run(words, cwd=root, check=False, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -178,8 +178,8 @@ def test_each_job_needs_what_it_uses(workflow: Any) -> None:
     release = workflow["jobs"]["release"]
     assert release["needs"] in workflow["jobs"]
     assert workflow["permissions"] == {"contents": "read"}
-    # Only what a job writes: pull requests with the moved day and with digests; images, and a
-    # signature with the job's identity.
+    # Only the permissions that a job needs to write: pull requests with the moved day and with
+    # digests; images, and a signature with the job's identity.
     proposes = {"contents": "write", "pull-requests": "write"}
     assert workflow["jobs"]["targets"]["permissions"] == proposes
     assert workflow["jobs"]["page"]["permissions"] == proposes
@@ -203,7 +203,7 @@ def test_what_is_pushed_is_signed(workflow: Any, root: Path) -> None:
 
 
 def test_the_form_of_the_workflows_is_githubs(root: Path) -> None:
-    """By the schema of workflows that check-jsonschema carries."""
+    """Check the workflows by the schema that check-jsonschema carries."""
     program = str(Path(sys.executable).with_name("check-jsonschema"))
     workflows = list(map(str, (root / ".github" / "workflows").glob("*.yml")))
     assert len(workflows) > 1

@@ -1,4 +1,4 @@
-"""No text that is printed commands the terminal."""
+"""Test that no printed text commands the terminal."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def test_what_is_hidden_is_written(text: str, seen: str) -> None:
 def test_no_control_character_is_left() -> None:
     everything = "".join(map(chr, range(sys.maxunicode + 1)))
     left = {
-        each
-        for each in visible(everything)
-        if unicodedata.category(each) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+        character
+        for character in visible(everything)
+        if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
     }
     assert left == {"\n", "\t"}
 
@@ -45,8 +45,8 @@ def test_lines_results_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     say(hostile)
     put(f"{hostile}\n")
     put_json({"name": hostile})
-    said = capsys.readouterr()
-    text, _, document = said.out.partition("\n")
-    assert said.err == "a\\u001b[2J\\u007f\\u202e\n"
+    captured = capsys.readouterr()
+    text, _, document = captured.out.partition("\n")
+    assert captured.err == "a\\u001b[2J\\u007f\\u202e\n"
     assert text == "a\\u001b[2J\\u007f\\u202e"
     assert json.loads(document) == {"name": hostile}

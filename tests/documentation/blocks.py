@@ -30,12 +30,12 @@ def blocks_of(page: str) -> list[Block]:
     """Return the blocks of a page, which is named from the root of the checkout."""
     text = (ROOT / page).read_text(encoding="utf-8")
     return [
-        Block(language=found["language"], text=found["text"], mark=found["mark"] or "")
-        for found in FENCE.finditer(text)
+        Block(language=match["language"], text=match["text"], mark=match["mark"] or "")
+        for match in FENCE.finditer(text)
     ]
 
 
 def block_of(page: str, words: str) -> str:
     """Return the text of the one block of a page that has these words."""
-    (found,) = [block.text for block in blocks_of(page) if words in block.text]
-    return found
+    (block_text,) = [block.text for block in blocks_of(page) if words in block.text]
+    return block_text

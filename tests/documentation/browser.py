@@ -48,12 +48,12 @@ class Browser:
         self.command("url", url=address)
 
     def run(self, script: str) -> Any:
-        """Return what a script returns."""
+        """Run a script in the page and return its result."""
         return self.command("execute/sync", script=script, args=[])
 
     def until(self, condition: str) -> None:
-        """Wait until an expression of the page is true: what follows a key or a
-        click may come with the next frame.
+        """Wait until an expression of the page is true: the effect of a key or a click may come
+        with the next frame.
         """
         script = (
             f"const done = arguments[0]; (function look() {{ ({condition}) ? done() :"
@@ -108,11 +108,11 @@ def browser(folder: Path) -> Iterator[Browser]:
                 "binary": chromium,
                 "args": [*FLAGS, f"--user-data-dir={folder / 'profile'}"],
             }
-            wanted = {"alwaysMatch": {"goog:chromeOptions": options}}
+            capabilities = {"alwaysMatch": {"goog:chromeOptions": options}}
             root = f"http://127.0.0.1:{port}/session"
             # No proxy of this machine stands between us and our own child.
             client.trust_env = False
-            answer = client.post(root, json={"capabilities": wanted}, timeout=300)
+            answer = client.post(root, json={"capabilities": capabilities}, timeout=300)
             assert answer.ok, answer.text
             session = f"{root}/{answer.json()['value']['sessionId']}"
             try:

@@ -32,7 +32,9 @@ PAGES = (
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_block_is_run_by_a_test_or_says_why_not(page: str) -> None:
-    """Its mark names a file of tests that reads this page. Blocks of ``text`` are output."""
+    """Find the file of tests in each block's mark; that file reads the page. Blocks of ``text`` are
+    output.
+    """
     for block in blocks_of(page):
         if block.language == "text":
             continue
@@ -69,19 +71,21 @@ def test_the_list_and_the_plan_of_the_readme() -> None:
 def test_hyperparameters_of_the_page_on_jobs_become_these_arguments(tmp_path: Path) -> None:
     """The SDK sends each value as JSON. The page's comments say which arguments it becomes."""
     block = block_of("docs/jobs.md", "hyperparameters = {")
-    given: dict[str, Any] = {}
-    exec(block, given)  # noqa: S102 - the page's own lines
+    page_names: dict[str, Any] = {}
+    exec(block, page_names)  # noqa: S102 - the page's own lines
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").touch()
     (tmp_path / "input" / "config").mkdir(parents=True)
-    sent = {name: json.dumps(value) for name, value in given["hyperparameters"].items()}
+    sent = {name: json.dumps(value) for name, value in page_names["hyperparameters"].items()}
     (tmp_path / "input" / "config" / "hyperparameters.json").write_text(
         json.dumps({"sagemaker_program": "train.py", **sent}), encoding="utf-8"
     )
     command = "python -m trainworks_launcher --plan"
     variables = {"PYTHONPATH": str(ROOT / "launcher"), "SAGEMAKER_BASE_DIR": str(tmp_path)}
     plan = run(f"{command} 2>/dev/null", ROOT, **variables)
-    arguments = [word for said in re.findall(r"# (--.*)", block) for word in said.split()]
+    arguments = [
+        word for option_line in re.findall(r"# (--.*)", block) for word in option_line.split()
+    ]
     assert len(arguments) == 4
     words = json.loads(plan)["argv"]
     assert words[-len(arguments) :] == arguments
@@ -102,8 +106,8 @@ def test_the_handler_of_the_page_on_slurm_saves() -> None:
 @pytest.mark.parametrize("words", ["srun apptainer", "--ntasks-per-node=8", "--job-name=train"])
 def test_the_words_behind_train_of_the_page_on_slurm_are_understood(words: str) -> None:
     block = block_of("docs/platforms/slurm.md", words)
-    found = shlex.split(block, comments=True)
-    given = found[found.index("train") + 1 :]
-    end = given.index("--")
-    _, _, asked = options.read(given[:end], given[end:])
-    assert asked.program == ("train.py", "--lr", "0.05")
+    command_line = shlex.split(block, comments=True)
+    arguments = command_line[command_line.index("train") + 1 :]
+    end = arguments.index("--")
+    _, _, invocation = options.read(arguments[:end], arguments[end:])
+    assert invocation.program == ("train.py", "--lr", "0.05")

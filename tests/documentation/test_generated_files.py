@@ -1,5 +1,5 @@
-"""What `make check` compares follows from the rows: a change of words leaves it as it is, a record
-changes the page of all images.
+"""Test that the files which `make check` compares follow from the rows: a change of words leaves
+them as they are, a record changes the page of all images.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 
 FOLDERS = ("docs", "images", "launcher", "smdistributed", "src", "templates", "tools")
 WRITTEN = ("README.md", "tests/coverage.toml", *FOLDERS)
-"""What `tools/generate.py` reads, runs and writes."""
+"""Files that `tools/generate.py` reads, runs and writes."""
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def copied(root: Path, tmp_path: Path) -> Path:
 
 
 def generate(copied: Path, *words: str) -> tuple[int, str]:
-    """Run `tools/generate.py`; return its exit status, and what it said."""
+    """Run `tools/generate.py`; return its exit status and its output."""
     command = [sys.executable, str(copied / "tools" / "generate.py"), *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     return done.returncode, done.stdout + done.stderr
@@ -65,8 +65,8 @@ def test_words_and_recipes_ask_for_nothing_and_a_record_for_its_page(copied: Pat
     assert changes > 0
     assert generate(copied, "--check") == (0, "")
     built.unlink()
-    asked = "docs/tables/images.md is not what the facts say: run `make docs`\n"
-    assert generate(copied, "--check") == (1, asked)
+    stale_message = "docs/tables/images.md is not what the facts say: run `make docs`\n"
+    assert generate(copied, "--check") == (1, stale_message)
 
 
 def test_signatures_beside_records_are_no_records(copied: Path) -> None:
@@ -92,12 +92,12 @@ def test_a_component_that_no_target_has_asks_for_its_own_line(copied: Path) -> N
         'source = "Debian archive: htop"\n',
     )
     (copied / "templates" / "components" / "htop.j2").write_text("{#\n#}\n", encoding="utf-8")
-    asked = "docs/tables/components.md is not what the facts say: run `make docs`\n"
-    assert generate(copied, "--check") == (1, asked)
+    stale_message = "docs/tables/components.md is not what the facts say: run `make docs`\n"
+    assert generate(copied, "--check") == (1, stale_message)
     assert generate(copied) == (0, "docs/tables/components.md\n")
     after = (copied / "docs" / "tables" / "components.md").read_text(encoding="utf-8").splitlines()
     line = "| htop | htop, to look at processes | `--with` | no htop |"
-    assert [each for each in after if each != line] == before
+    assert [line_after for line_after in after if line_after != line] == before
     assert after.count(line) == 1
 
 
@@ -121,7 +121,7 @@ def test_a_decision_names_the_later_ones_that_change_it(copied: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("head", "said"),
+    ("head", "message"),
     [
         (
             "Date: 2026-11-29.\nChanges: [8](0008-none.md).",
@@ -135,8 +135,8 @@ def test_a_decision_names_the_later_ones_that_change_it(copied: Path) -> None:
     ],
     ids=["unknown", "itself", "no-date"],
 )
-def test_a_head_that_cannot_be_followed_is_refused(copied: Path, head: str, said: str) -> None:
+def test_a_head_that_cannot_be_followed_is_refused(copied: Path, head: str, message: str) -> None:
     write_decision(copied, "0902-new.md", head)
     status, printed = generate(copied, "--check")
     assert status == 1
-    assert said in printed
+    assert message in printed

@@ -35,16 +35,16 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def manifests() -> list[dict[str, Any]]:
-    found = [
-        made
+    documents = [
+        document
         for page in PAGES.glob("*.md")
         for text in blocks(page.name, "yaml")
-        for made in yaml.safe_load_all(text)
+        for document in yaml.safe_load_all(text)
     ]
-    return [made for made in found if "apiVersion" in made]
+    return [document for document in documents if "apiVersion" in document]
 
 
-MANIFESTS = {f"{made['kind']}": made for made in manifests()}
+MANIFESTS = {f"{manifest['kind']}": manifest for manifest in manifests()}
 
 
 def strict(schema: dict[str, Any]) -> dict[str, Any]:
@@ -53,28 +53,31 @@ def strict(schema: dict[str, Any]) -> dict[str, Any]:
     """
     if "$ref" in schema:
         return strict(SCHEMAS["pod"])
-    made = dict(schema)
-    if made.pop("x-kubernetes-int-or-string", False):
+    strict_schema = dict(schema)
+    if strict_schema.pop("x-kubernetes-int-or-string", False):
         return {"type": ["integer", "string"]}
-    if "properties" in made:
-        made["properties"] = {name: strict(each) for name, each in made["properties"].items()}
-        if not made.pop("x-kubernetes-preserve-unknown-fields", False):
-            made["additionalProperties"] = False
+    if "properties" in strict_schema:
+        strict_schema["properties"] = {
+            name: strict(property_schema)
+            for name, property_schema in strict_schema["properties"].items()
+        }
+        if not strict_schema.pop("x-kubernetes-preserve-unknown-fields", False):
+            strict_schema["additionalProperties"] = False
     for name in ("items", "additionalProperties"):
-        if isinstance(made.get(name), dict):
-            made[name] = strict(made[name])
-    return made
+        if isinstance(strict_schema.get(name), dict):
+            strict_schema[name] = strict(strict_schema[name])
+    return strict_schema
 
 
 def schema_of(kind: str) -> dict[str, Any]:
-    """The schema of a kind; a Job is what a JobSet has inside."""
+    """The schema of a kind; a Job is the inner part of a JobSet."""
     if kind != "Job":
-        made = strict(SCHEMAS["kinds"][kind]["schema"])
+        closed_schema = strict(SCHEMAS["kinds"][kind]["schema"])
     else:
         jobs = SCHEMAS["kinds"]["JobSet"]["schema"]["properties"]["spec"]["properties"][
             "replicatedJobs"
         ]
-        made = {
+        closed_schema = {
             "type": "object",
             "properties": {
                 "spec": strict(jobs["items"]["properties"]["template"]["properties"]["spec"])
@@ -85,17 +88,17 @@ def schema_of(kind: str) -> dict[str, Any]:
         "properties": {"name": {"type": "string"}},
         "additionalProperties": False,
     }
-    made["properties"] = {**made["properties"], "metadata": metadata}
-    return made
+    closed_schema["properties"] = {**closed_schema["properties"], "metadata": metadata}
+    return closed_schema
 
 
 @pytest.mark.parametrize("kind", ["TrainJob", "PyTorchJob", "MPIJob", "Job", "JobSet"])
 def test_manifest_is_valid(kind: str) -> None:
-    made = MANIFESTS[kind]
+    manifest = MANIFESTS[kind]
     if kind != "Job":
         row = SCHEMAS["kinds"][kind]
-        assert made["apiVersion"] == f"{row['group']}/{row['version']}"
-    jsonschema.Draft202012Validator(schema_of(kind)).validate(made)
+        assert manifest["apiVersion"] == f"{row['group']}/{row['version']}"
+    jsonschema.Draft202012Validator(schema_of(kind)).validate(manifest)
 
 
 @pytest.mark.parametrize("field", ["containers", "completionMode", "replicatedJobs", "limits"])
@@ -107,26 +110,26 @@ def test_a_wrong_field_anywhere_would_be_found(field: str) -> None:
         jsonschema.Draft202012Validator(schema_of("JobSet")).validate(wrong)
 
 
-def commands_in(made: Any) -> list[list[str]]:
+def commands_in(value: Any) -> list[list[str]]:
     """Every command of a container in a manifest."""
-    if isinstance(made, list):
-        return [words for each in made for words in commands_in(each)]
-    if not isinstance(made, dict):
+    if isinstance(value, list):
+        return [words for item in value for words in commands_in(item)]
+    if not isinstance(value, dict):
         return []
-    own = [made["command"]] if isinstance(made.get("command"), list) else []
-    return own + [words for each in made.values() for words in commands_in(each)]
+    own = [value["command"]] if isinstance(value.get("command"), list) else []
+    return own + [words for item in value.values() for words in commands_in(item)]
 
 
 @pytest.mark.parametrize("kind", ["TrainJob", "PyTorchJob", "MPIJob", "Job", "JobSet", "batch"])
 def test_commands_are_understood(kind: str) -> None:
-    made = MANIFESTS[kind] if kind != "batch" else json.loads(blocks("batch.md", "json")[0])
-    found = commands_in(made)
-    assert found
-    for words in found:
+    manifest = MANIFESTS[kind] if kind != "batch" else json.loads(blocks("batch.md", "json")[0])
+    command_lines = commands_in(manifest)
+    assert command_lines
+    for words in command_lines:
         assert words[0] == "train"
         end = words.index("--")
-        _, _, asked = options.read(words[1:end], words[end:])
-        assert asked.program == ("train.py", "--lr", "0.05")
+        _, _, invocation = options.read(words[1:end], words[end:])
+        assert invocation.program == ("train.py", "--lr", "0.05")
 
 
 def test_the_hosts_of_an_indexed_job_are_the_names_of_its_pods() -> None:
@@ -144,12 +147,14 @@ def test_the_hosts_of_an_indexed_job_are_the_names_of_its_pods() -> None:
         (row["template"]["spec"], f"{name}-{row['name']}-0"),
     ):
         (container,) = spec["template"]["spec"]["containers"]
-        variables = {each["name"]: each["value"] for each in container["env"]}
+        variables = {variable["name"]: variable["value"] for variable in container["env"]}
         for index in range(spec["completions"]):
-            found = platforms.describe(Sources({**variables, "JOB_COMPLETION_INDEX": str(index)}))
+            description = platforms.describe(
+                Sources({**variables, "JOB_COMPLETION_INDEX": str(index)})
+            )
             hosts = [f"{prefix}-{number}.{name}" for number in range(spec["completions"])]
-            assert list(texts(found.resource_config["hosts"])) == hosts
-            assert found.resource_config["current_host"] == hosts[index]
+            assert list(texts(description.resource_config["hosts"])) == hosts
+            assert description.resource_config["current_host"] == hosts[index]
 
 
 def test_the_job_definition_of_aws_batch_is_valid() -> None:

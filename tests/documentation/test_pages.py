@@ -1,4 +1,4 @@
-"""The pages: command lines and examples do what the page says, and the
+"""Test the pages: command lines and examples have the effects that the page promises, and the
 launcher's page lists every setting.
 """
 
@@ -63,9 +63,9 @@ def test_every_command_line_of_every_page_is_understood(root: Path) -> None:
         root / "launcher" / "README.md",
         *sorted((root / "docs").rglob("*.md")),
     ]
-    found = [words for page in pages for words in commands(page)]
-    assert len(found) > 30
-    for words in found:
+    command_lines = [words for page in pages for words in commands(page)]
+    assert len(command_lines) > 30
+    for words in command_lines:
         name, words = (words[0], words[1:]) if words[0] in COMMANDS else (BUILD, words)
         grammar_of(name).parse_args(words)
 
@@ -115,22 +115,24 @@ def test_the_page_on_what_a_script_is_given_has_every_default_of_mpirun(root: Pa
         for path in sorted((root / "launcher/tests/golden").glob("*.json"))
     ]
     reasons = [
-        each
+        row
         for plan in plans
         if plan["ranks_by"] == "mpirun"
-        for each in plan["why"]
-        if each["origin"] != "user"
+        for row in plan["why"]
+        if row["origin"] != "user"
     ]
-    given = {each["subject"].split()[-1] for each in reasons if each["subject"].startswith("--")}
-    assert len(given) > 12
-    assert {name for name in given if not re.search(rf"`{name}\b", page)} == set()
+    variable_names = {
+        reason["subject"].split()[-1] for reason in reasons if reason["subject"].startswith("--")
+    }
+    assert len(variable_names) > 12
+    assert {name for name in variable_names if not re.search(rf"`{name}\b", page)} == set()
 
 
 def rows(path: Path, heading: str) -> dict[str, str]:
     """Return the first table below a heading: the first cell of each row, and the others."""
     section = path.read_text("utf-8").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-    found = re.findall(r"^\| (.+?) \| (.+) \|$", section, re.MULTILINE)
-    return {first.strip("`"): rest for first, rest in found[1:]}
+    matches = re.findall(r"^\| (.+?) \| (.+) \|$", section, re.MULTILINE)
+    return {first.strip("`"): rest for first, rest in matches[1:]}
 
 
 def test_the_launchers_page_has_every_setting_with_its_default_and_every_exit_status(
@@ -174,7 +176,7 @@ def seconds_in(file: Path) -> dict[str, str]:
 
     ``""`` for one that is computed.
     """
-    found: dict[str, str] = {}
+    default_values: dict[str, str] = {}
     for statement in ast.parse(file.read_text(encoding="utf-8")).body:
         targets = statement.targets if isinstance(statement, ast.Assign) else []
         names_ = [
@@ -183,8 +185,8 @@ def seconds_in(file: Path) -> dict[str, str]:
         for name in names_:
             if name.endswith("_SECONDS") and isinstance(statement, ast.Assign):
                 literal = isinstance(statement.value, (ast.Constant, ast.Tuple))
-                found[name] = ast.unparse(statement.value) if literal else ""
-    return found
+                default_values[name] = ast.unparse(statement.value) if literal else ""
+    return default_values
 
 
 def test_the_page_on_timing_has_a_row_for_each_constant_in_seconds(root: Path) -> None:
@@ -196,16 +198,16 @@ def test_the_page_on_timing_has_a_row_for_each_constant_in_seconds(root: Path) -
         for name, value in seconds_in(file).items()
     }
     page = (root / "docs/timing.md").read_text(encoding="utf-8")
-    rows = [
-        [cell.strip() for cell in line.split("|")[1:-1]]
-        for line in page.splitlines()
-        if line.startswith("| `")
-    ]
-    told = {row[0]: row[1] for row in rows}
-    assert len(told) == len(rows)
-    assert told.keys() == defined.keys(), (
+    rows = []
+    for line in page.splitlines():
+        if line.startswith("| `"):
+            cells = line.split("|")[1:-1]
+            rows.append([cell.strip() for cell in cells])
+    documented = {row[0]: row[1] for row in rows}
+    assert len(documented) == len(rows)
+    assert documented.keys() == defined.keys(), (
         "a new constant needs a row: what it decides, and what a slow machine does"
     )
-    assert {name: told[name] for name, value in defined.items() if value} == {
+    assert {name: documented[name] for name, value in defined.items() if value} == {
         name: value for name, value in defined.items() if value
     }

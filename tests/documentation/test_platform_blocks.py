@@ -35,12 +35,13 @@ SKYPILOT = {
     "SKYPILOT_NODE_RANK": "0",
     "SKYPILOT_NUM_GPUS_PER_NODE": "8",
 }
-"""What each sets on the first of two hosts, as the table of the page lists it."""
+"""Variables that each platform sets on the first of two hosts, as the table of the page lists them.
+"""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A line of a page: the text that its block has, and what must follow from it.
+    """A line of a page: the text that its block has, and the result that must follow.
 
     Attributes:
         page: File name in docs/platforms.

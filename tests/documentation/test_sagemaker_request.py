@@ -26,12 +26,12 @@ def request_of_the_page(root: Path) -> dict[str, Any]:
     """Give the JSON block of the page."""
     page = (root / "docs" / "platforms" / "sagemaker.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
-    found: dict[str, Any] = json.loads(block)
-    return found
+    request: dict[str, Any] = json.loads(block)
+    return request
 
 
 def problems_of(request: dict[str, Any]) -> str:
-    """Return what AWS's own model of CreateTrainingJob finds wrong."""
+    """Return the problems that AWS's own model of CreateTrainingJob finds."""
     model = Session().get_service_model("sagemaker").operation_model("CreateTrainingJob")
     report: str = ParamValidator().validate(request, model.input_shape).generate_report()
     return report
@@ -51,7 +51,7 @@ def test_its_hyperparameters_start_torchrun_on_both_hosts(
     count = request_of_the_page["ResourceConfig"]["InstanceCount"]
     hosts = [f"algo-{number}" for number in range(1, count + 1)]
     devices = Devices(gpus=8, cpus=8, interfaces=("eth0", "lo"))
-    made = plan(environment(sent, hosts=hosts, devices=devices))
-    assert (made.mode, made.host) == ("torch_distributed", "algo-1")
-    assert "--nnodes=2" in made.argv
-    assert made.argv[-3:] == ("train.py", "--epochs", "3")
+    node_plan = plan(environment(sent, hosts=hosts, devices=devices))
+    assert (node_plan.mode, node_plan.host) == ("torch_distributed", "algo-1")
+    assert "--nnodes=2" in node_plan.argv
+    assert node_plan.argv[-3:] == ("train.py", "--epochs", "3")

@@ -13,7 +13,11 @@ PAGE = ROOT / "docs" / "security.md"
 
 def rows() -> list[list[str]]:
     lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    rows = []
+    for line in lines[2:]:
+        cells = line.strip("|").split("|")
+        rows.append([cell.strip() for cell in cells])
+    return rows
 
 
 def test_each_step_has_a_test_that_tries_it() -> None:

@@ -1,6 +1,6 @@
 """The site of `make site`: Sphinx writes it without a warning, so no link leads nowhere, no page is
 forgotten, and each block of code is of its language. And as a reader meets it: its search answers
-with pages for users, its picture fits a dark page. It is written once, for all of these.
+with pages for users, its picture fits a dark page. The site is written once, for all of these.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Quiet(SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def written(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the folder with the site, `html`, and what Sphinx read, `doctrees`."""
+def site_folder(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder with the site, `html`, and with the pages that Sphinx read, `doctrees`."""
     folder = tmp_path_factory.mktemp("site")
     options = (
         "-W",
@@ -67,21 +67,23 @@ def written(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_page_is_in_the_site_and_in_its_list_for_programs(root: Path, written: Path) -> None:
+def test_every_page_is_in_the_site_and_in_its_list_for_programs(
+    root: Path, site_folder: Path
+) -> None:
     pages = {path.relative_to(root).with_suffix("") for path in (root / "docs").rglob("*.md")}
     assert len(pages) > 30
-    list_for_programs = (written / "html" / "llms.txt").read_text(encoding="utf-8")
+    list_for_programs = (site_folder / "html" / "llms.txt").read_text(encoding="utf-8")
     listed = re.findall(r"\]\(([^)#]+)\.html[^)]*\): \S", list_for_programs)
     assert len(listed) > 30
     assert [page for page in listed if not (root / f"{page}.md").is_file()] == []
-    read = written / "doctrees"
+    read = site_folder / "doctrees"
     assert {page for page in pages if not (read / f"{page}.doctree").is_file()} == set()
 
 
 @pytest.fixture(scope="module")
-def site(written: Path) -> Iterator[str]:
+def site(site_folder: Path) -> Iterator[str]:
     """Serve the site on this machine."""
-    handler = functools.partial(Quiet, directory=str(written / "html"))
+    handler = functools.partial(Quiet, directory=str(site_folder / "html"))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -94,8 +96,8 @@ def site(written: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("browser")) as made:
-        yield made
+    with browser(tmp_path_factory.mktemp("browser")) as session:
+        yield session
 
 
 @pytest.mark.parametrize("word", WORDS)
@@ -107,9 +109,10 @@ def test_the_first_answers_of_the_search_are_pages_for_users(
     script = (
         "return [...document.querySelectorAll('ul.search li > a')].slice(0, 3).map(it => it.href)"
     )
-    found = [address.removeprefix(site) for address in window.run(script)]
-    assert len(found) == 3
-    assert [page for page in found if any(part in page for part in NOT_FOR_USERS)] == []
+    addresses = [address.removeprefix(site) for address in window.run(script)]
+    assert len(addresses) == 3
+    for page in addresses:
+        assert not any(part in page for part in NOT_FOR_USERS), page
 
 
 def test_kubernetes_is_a_title(site: str, window: Browser) -> None:

@@ -46,13 +46,13 @@ def engine(request: pytest.FixtureRequest, base_archive: Path) -> Engine:
     """Give an engine that answers and has the base image, which stays: it is
     tiny, and keeps the cache usable.
     """
-    found = create(request.param)
+    created_engine = create(request.param)
     try:
-        found.probe()
+        created_engine.probe()
     except EngineUnavailableError as error:
         pytest.skip(f"{request.param} does not answer: {error.message}")
-    found.load(base_archive)
-    return found
+    created_engine.load(base_archive)
+    return created_engine
 
 
 @pytest.fixture

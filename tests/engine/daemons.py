@@ -87,8 +87,8 @@ def own_daemon(data: Path, *options: str) -> Iterator[Daemon]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             thread.join(10)
-            # The daemon mounts its folder on itself; what was mounted before is
-            # another's to unmount.
+            # The daemon mounts its folder on itself; the mounts from before are another daemon's to
+            # unmount.
             for mount in reversed([*mounts_below(state), *mounts_below(data)[before:]]):
                 subprocess.run(("umount", "--lazy", mount), check=False)
             shutil.rmtree(state, ignore_errors=True)
@@ -106,12 +106,12 @@ def mounts_below(folder: Path) -> list[str]:
 
 def processes_with(text: str) -> list[int]:
     """Return the processes that have a text in their command lines, this one apart."""
-    found = []
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if (
                 text.encode() in (folder / "cmdline").read_bytes()
                 and int(folder.name) != os.getpid()
             ):
-                found.append(int(folder.name))
-    return found
+                pids.append(int(folder.name))
+    return pids

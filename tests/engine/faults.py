@@ -80,7 +80,7 @@ class Faulty:
     """A program that fails ``times`` times at running commands, and else is the real one."""
 
     def __init__(self, folder: Path, text: str, program: str) -> None:
-        """Write it into a folder, under the real program's name."""
+        """Write the program into a folder, under the real program's name."""
         self._left = folder / "left"
         self.times = 0
         self.path = folder / Path(program).name
@@ -90,7 +90,7 @@ class Faulty:
 
     @property
     def times(self) -> int:
-        """How many times it will fail from now on."""
+        """Return how many times the program will fail from now on."""
         return int(self._left.read_text())
 
     @times.setter

@@ -1,4 +1,4 @@
-"""What the engine tests share: a tiny root file system, and recorded logs."""
+"""Share a tiny root file system and recorded logs among the engine tests."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ APPLETS = (
 def busybox() -> Path | None:
     """Return a busybox.
 
-    It must be the static one (Debian: busybox-static), which the tests see when it runs.
+    The program must be the static one (Debian: busybox-static), which the tests see when it runs.
     """
-    found = shutil.which("busybox", path="/bin:/usr/bin:/sbin")
-    return Path(found) if found else None
+    program = shutil.which("busybox", path="/bin:/usr/bin:/sbin")
+    return Path(program) if program else None
 
 
 def make_rootfs(folder: Path, program: Path) -> Path:
@@ -93,10 +93,9 @@ def request(
         (folder / path).write_text(text)
     # As in the builder's own contexts: newer versions of buildah have the times
     # of mounted files in their cache's keys.
-    for written in folder.rglob("*"):
-        os.utime(
-            written, ns=(content_time(written.read_bytes() if written.is_file() else b""),) * 2
-        )
+    for entry in folder.rglob("*"):
+        entry_bytes = entry.read_bytes() if entry.is_file() else b""
+        os.utime(entry, ns=(content_time(entry_bytes),) * 2)
     return BuildRequest(
         name=name,
         context=folder,

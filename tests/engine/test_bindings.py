@@ -1,4 +1,4 @@
-"""Steps that mount something get a key that changes exactly when what they mount changes."""
+"""Test the keys of steps with mounts: a key changes exactly when the mounted files change."""
 
 from __future__ import annotations
 

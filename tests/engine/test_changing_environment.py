@@ -46,6 +46,6 @@ def changing(engine: Engine) -> Iterator[None]:  # noqa: ARG001 - connected befo
 
 @pytest.mark.usefixtures("changing")
 def test_a_daemon_is_asked_while_the_environment_changes(engine: Engine) -> None:
-    """Of 40 times 20 questions, 15 times one failed before."""
+    """Ask 400 times. Before the repair one of 20 questions failed in 15 of 40 runs."""
     for _ in range(400):
         assert engine.inspect("trainworks-test-no-such-image:1") is None

@@ -1,4 +1,4 @@
-"""Which engine is taken, and what is said when none is there.
+"""Test which engine is taken, and the message when none is there.
 
 Each case is a process of its own, with its own PATH.
 """
@@ -118,7 +118,7 @@ CLOSED = (
 
 
 @pytest.mark.parametrize(
-    ("script", "before", "said"),
+    ("script", "before", "message"),
     [
         ("", "", "no `buildah` program"),
         (OLD, "", "is version 1.19.6, and cache mounts need 1.24"),
@@ -129,13 +129,13 @@ CLOSED = (
     ],
 )
 def test_a_buildah_that_cannot_be_used_says_why(
-    script: str, before: str, said: str, tmp_path: Path
+    script: str, before: str, message: str, tmp_path: Path
 ) -> None:
     if script:
         program(tmp_path, "buildah", script)
     done = choose(tmp_path, "buildah", path=f"{before}{tmp_path}")
     assert done.returncode == EngineUnavailableError.exit_status, done.stderr
-    assert said in done.stdout
+    assert message in done.stdout
 
 
 def test_an_unknown_engine_has_a_nearest_name() -> None:

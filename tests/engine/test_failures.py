@@ -1,4 +1,4 @@
-"""The error a user reads, from what real engines and tools printed."""
+"""Test the error that a user reads, from the output of real engines and tools."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ def explained(name: str, components: Mapping[str, str]) -> TrainworksError:
     log = LOGS / name
     lines = tuple(line for line in log.read_text().splitlines() if line.strip())[-20:]
     steps = log_of(events_of(log, components, finish=False))
+    engine = "buildah" if name.startswith("buildah") else "docker"
     failure = Failure(
         target="cpu",
-        engine="buildah" if name.startswith("buildah") else "docker",
+        engine=engine,
         status=1,
         daemon=not name.startswith("buildah"),
         step=steps.broken_off(lines[-1]),
@@ -66,7 +67,7 @@ def test_a_failing_step_is_shown_with_status_and_last_lines(engine: str) -> None
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         (
             "  /tmp/build/csrc/softmax.cu:21:10: fatal error:"
@@ -76,16 +77,16 @@ def test_a_failing_step_is_shown_with_status_and_last_lines(engine: str) -> None
         "csrc/x.cpp:3:1: error: expected unqualified-id before 'return'",
     ],
 )
-def test_a_compilers_error_is_shown_before_the_traceback_of_what_started_it(said: str) -> None:
+def test_a_compilers_error_is_shown_before_the_traceback_of_what_started_it(message: str) -> None:
     log = StepLog()
-    for text in (said, *(f"  File x.py, line {number}, in build_ext" for number in range(100))):
+    for text in (message, *(f"  File x.py, line {number}, in build_ext" for number in range(100))):
         log.add(StepEvent(component="apex", step="RUN x", state="output", text=text))
     log.add(StepEvent(component="apex", step="RUN x", state="failed", text="x: exit code: 1"))
-    made = Failure(
+    build_failure = Failure(
         target="wheels", engine="docker", status=1, step=log.failed, lines=(), daemon=True
     )
-    text = str(explain(made, alive=str, space=lambda: SPACE))
-    assert f"  the compiler's first errors:\n    {said.strip()}\n  its last lines:\n" in text
+    text = str(explain(build_failure, alive=str, space=lambda: SPACE))
+    assert f"  the compiler's first errors:\n    {message.strip()}\n  its last lines:\n" in text
     assert "line 99, in build_ext" in text
 
 

@@ -1,5 +1,5 @@
-"""What an engine fails at is tried again, and is then the engine's failure: no
-command's, no step's, no image's.
+"""Test failures of an engine: a step is tried again, and is then the engine's failure, not a
+command's, a step's or an image's.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def daemon(
 @pytest.fixture(params=["buildah", "daemon"])
 def failing(request: pytest.FixtureRequest) -> tuple[Engine, Faulty]:
     """Give an engine that fails, and how often it will."""
-    found: tuple[Engine, Faulty] = request.getfixturevalue(request.param)
-    return found
+    faulty_engine: tuple[Engine, Faulty] = request.getfixturevalue(request.param)
+    return faulty_engine
 
 
 def check(
@@ -214,8 +214,12 @@ def test_what_a_command_printed_is_whole_or_the_engine_lost_it(
         assert (done.status, sorted(done.output.split())) == (3, ["error", "out"])
         assert faulty.times == 0
         faulty.times = 1
-        found = Host(container.testinfra_backend()).run("echo out; echo error >&2; exit 3")
-        assert (found.rc, found.stdout, found.stderr) == (3, "out\n", "error\n")
+        command_result = Host(container.testinfra_backend()).run("echo out; echo error >&2; exit 3")
+        assert (command_result.rc, command_result.stdout, command_result.stderr) == (
+            3,
+            "out\n",
+            "error\n",
+        )
         faulty.times = ALWAYS
         with pytest.raises(
             EngineError,

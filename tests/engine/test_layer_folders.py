@@ -30,24 +30,26 @@ RUN touch -d @172800 /d/e
 
 def facts(layers: Iterator[Layer]) -> list[dict[str, Entry]]:
     """Return all facts of every path, of all layers, in an order of their own."""
-    found = []
+    layer_entries = []
     for layer in layers:
         entries = entries_of(layer.archive)
         # The root itself, which some archives have.
         entries.pop("/", None)
-        found.append(entries)
-    return sorted(found, key=lambda entries: sorted(entries))
+        layer_entries.append(entries)
+    return sorted(layer_entries, key=lambda entries: sorted(entries))
 
 
 def contents(layers: Iterator[Layer]) -> list[list[tuple[str, str, bytes]]]:
     """Return name, kind and content of every member, of all layers, in an order of their own."""
-    found = []
+    layer_members = []
     for layer in layers:
         members = []
         for member in layer.archive:
             if member.name == ".":  # the root itself, which some archives have
                 continue
-            kind = "folder" if member.isdir() else "link" if member.issym() else "file"
+            kind = "link" if member.issym() else "file"
+            if member.isdir():
+                kind = "folder"
             content = b""
             file = layer.archive.extractfile(member) if member.isreg() else None
             if file is not None:
@@ -58,8 +60,8 @@ def contents(layers: Iterator[Layer]) -> list[list[tuple[str, str, bytes]]]:
             if member.name.endswith(("/hard", "/one")):
                 content = b""
             members.append((member.name.strip("/"), kind, content))
-        found.append(sorted(members))
-    return sorted(found)
+        layer_members.append(sorted(members))
+    return sorted(layer_members)
 
 
 @pytest.mark.engine
@@ -85,14 +87,14 @@ def test_folders_have_what_the_engine_streams(engine: Engine, tag: str, tmp_path
         assert here.keys() == there.keys()
         for path in here.keys() - marks:
             assert here[path] == there[path]
-    told = {path: entry for entries in compared for path, entry in entries.items()}
-    assert (told["/d/link"].owner, told["/d/link"].group, told["/d/link"].target) == (
+    entry_at = {path: entry for entries in compared for path, entry in entries.items()}
+    assert (entry_at["/d/link"].owner, entry_at["/d/link"].group, entry_at["/d/link"].target) == (
         1000,
         1001,
         "one",
     )
-    assert told["/d/e"].time == 172_800
-    assert told["/d/pipe"].type == "pipe"
+    assert entry_at["/d/e"].time == 172_800
+    assert entry_at["/d/pipe"].type == "pipe"
     names = [name for members in read for name, _, _ in members]
     assert "d/.wh.one" in names
     assert "d/e/.wh..wh..opq" in names
@@ -109,16 +111,16 @@ def test_a_byte_that_changed_on_the_disk_is_seen(engine: Engine, tag: str, tmp_p
         folders = [layer.archive for layer in layers]
     if not all(isinstance(folder, LayerFolder) for folder in folders):
         pytest.skip("NOT TESTED: this daemon's layers cannot be changed by a test")
-    assert all(each.passed for each in compare_layers(image, engine))
+    assert all(layer_result.passed for layer_result in compare_layers(image, engine))
     (store,) = (path for path in layer_paths(tag) if (path / "damaged").exists())
     with (store / "damaged").open("r+b") as file:
         file.seek(50_000)
         (byte,) = file.read(1)
         file.seek(50_000)
         file.write(bytes([byte ^ 1]))
-    found = compare_layers(image, engine)[0]
-    assert not found.passed
-    assert "damaged" in found.detail
+    check_result = compare_layers(image, engine)[0]
+    assert not check_result.passed
+    assert "damaged" in check_result.detail
 
 
 def layer_paths(tag: str) -> list[Path]:

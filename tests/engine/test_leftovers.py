@@ -1,5 +1,5 @@
-"""What builders that were killed left: known by its owner, ended by the next
-builder, and nothing else is touched.
+"""Test the leftovers of builders that were killed: known by their owner, ended by the next builder,
+and nothing else is touched.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ input()
 
 @contextmanager
 def python(program: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run a program; give it and the first line that it prints."""
+    """Run a program; return the process and its first line."""
     with subprocess.Popen(
         (sys.executable, "-c", program), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -84,15 +84,15 @@ def test_a_build_that_goes_on_after_its_builder_was_killed_is_interrupted() -> N
     with python(START_A_CHILD) as (builder, number):
         watched = os.pidfd_open(int(number))
         end_left_children()
-        assert not ended(watched, milliseconds=0), "its builder lives"
+        assert not process_has_ended(watched, milliseconds=0), "its builder lives"
         builder.kill()
         builder.wait()
         end_left_children()
-        assert ended(watched, milliseconds=300_000)
+        assert process_has_ended(watched, milliseconds=300_000)
         os.close(watched)
 
 
-def ended(watched: int, *, milliseconds: int) -> bool:
+def process_has_ended(watched: int, *, milliseconds: int) -> bool:
     poll = select.poll()
     poll.register(watched, select.POLLIN)
     return bool(poll.poll(milliseconds))

@@ -13,7 +13,7 @@ from trainworks.engine.protocol import Engine
 pytestmark = pytest.mark.engine
 
 NEWER = '[containers]\ndefault_ulimits = ["nofile=1048576:1048576", "nproc=1048576:1048576"]\n'
-"""What newer versions of buildah do without being told."""
+"""Defaults of newer versions of buildah."""
 
 
 def test_steps_and_containers_have_the_limits_of_this_process(

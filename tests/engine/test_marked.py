@@ -1,6 +1,6 @@
-"""How a command in a container ended is in what it printed.
+"""Test that the output of a command in a container tells how the command ended.
 
-What an engine lost or added is seen.
+A text that an engine lost or added is seen.
 """
 
 from __future__ import annotations
@@ -34,23 +34,28 @@ def test_status_and_output_are_the_commands(
     command: tuple[str, ...], status: int, output: bytes, job: bool
 ) -> None:
     marked = MarkedCommand(command=command, job=job)
-    told = marked.read(run(marked, split=True), split=True)
-    assert (told.status, told.is_complete, told.output) == (status, True, output)
+    result = marked.read(run(marked, split=True), split=True)
+    assert (result.status, result.is_complete, result.output) == (status, True, output)
 
 
 def test_streams_may_be_merged() -> None:
     marked = MarkedCommand(command=("sh", "-c", "echo a; echo b >&2"))
-    told = marked.read(run(marked, split=False), split=False)
-    assert (told.status, told.is_complete, told.output, told.errors) == (0, True, b"a\nb\n", b"")
+    result = marked.read(run(marked, split=False), split=False)
+    assert (result.status, result.is_complete, result.output, result.errors) == (
+        0,
+        True,
+        b"a\nb\n",
+        b"",
+    )
 
 
 def test_what_an_engine_loses_or_adds_is_seen() -> None:
     marked = MarkedCommand(command=("sh", "-c", "echo a; exit 3"))
     done = run(marked, split=True)
-    told = marked.read(
+    result = marked.read(
         Finished(status=1, output=b"", errors=done.errors + b"Error: exit status 3\n"), split=True
     )
-    assert (told.status, told.is_complete, told.errors) == (3, False, b"")
+    assert (result.status, result.is_complete, result.errors) == (3, False, b"")
     nothing = marked.read(
         Finished(status=125, output=b"", errors=b"no such container\n"), split=True
     )

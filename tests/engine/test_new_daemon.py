@@ -1,5 +1,5 @@
-"""A dockerd that never ran before, as on a fresh machine: what the tests ask
-Docker has its answer there too.
+"""Test a dockerd that never ran before, as on a fresh machine: the questions of the tests to Docker
+have their answers there too.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def test_a_container_reaches_a_server_of_its_host(base_archive: Path, tmp_path: 
         ) as serving:
             try:
                 assert serving.stdout is not None
-                found = re.search(r"port (\d+)", serving.stdout.readline())
-                assert found is not None, "the server did not start"
-                fetch = ("busybox", "wget", "-q", "-O", "-", f"http://{host}:{found[1]}/word")
+                match = re.search(r"port (\d+)", serving.stdout.readline())
+                assert match is not None, "the server did not start"
+                fetch = ("busybox", "wget", "-q", "-O", "-", f"http://{host}:{match[1]}/word")
                 words = (*docker, "run", "--rm", BASE, *fetch)
                 done = subprocess.run(
                     words, capture_output=True, text=True, timeout=300, check=False

@@ -104,7 +104,7 @@ def instructions(dockerfile: str) -> Iterator[tuple[str, str, str]]:
 
 
 def kind_of(word: str, options: str, rest: str) -> str:
-    """Return what two instructions have in common that differ in names and commands only."""
+    """Return the common part of two instructions that differ in names and commands only."""
     if word == "RUN":
         return "RUN " + re.sub(r"(id|source|target|from)=[^,\s]+", r"\1", options)
     if word == "COPY":
@@ -114,12 +114,12 @@ def kind_of(word: str, options: str, rest: str) -> str:
 
 def kinds(renderings: dict[str, Rendering]) -> dict[str, tuple[str, str, str]]:
     """Return one instruction of each kind that the matrix has; FROM is in every one of them."""
-    found: dict[str, tuple[str, str, str]] = {}
+    instructions_by_kind: dict[str, tuple[str, str, str]] = {}
     for rendering in renderings.values():
         for instruction in instructions(rendering.dockerfile):
             if instruction[0] != "FROM":
-                found.setdefault(kind_of(*instruction), instruction)
-    return found
+                instructions_by_kind.setdefault(kind_of(*instruction), instruction)
+    return instructions_by_kind
 
 
 def twin(renderings: dict[str, Rendering], *more: str) -> tuple[str, list[str]]:
@@ -139,7 +139,8 @@ def twin(renderings: dict[str, Rendering], *more: str) -> tuple[str, list[str]]:
                 if word == "COPY"
                 else re.findall(r"type=bind,source=([^,\s]+)", options)
             )
-        lines.append(f"RUN {options}true" if word == "RUN" else f"{word} {options}{rest}")
+        instruction = f"RUN {options}true" if word == "RUN" else f"{word} {options}{rest}"
+        lines.append(instruction)
     head = [
         f"FROM {BASE} AS {name}\nRUN mkdir -p {' '.join(sorted(paths))}"
         for name, paths in stages.items()
@@ -159,10 +160,10 @@ def build_twin(
             place.write_bytes(b"")
         else:
             place.mkdir(parents=True, exist_ok=True)
-    given = tuple(
+    given_secrets = tuple(
         Secret(identifier=name, content=content or b"-") for name, content in secrets.items()
     )
-    engine.build(request(folder, dockerfile, tags=(tag,), secrets=given), lambda _: None)
+    engine.build(request(folder, dockerfile, tags=(tag,), secrets=given_secrets), lambda _: None)
 
 
 def test_every_kind_of_instruction_is_understood(

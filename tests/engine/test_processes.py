@@ -96,15 +96,15 @@ def test_stream_does_not_wait_for_a_daemon_that_keeps_the_pipe() -> None:
 
 
 def children_named(*argv: str) -> list[int]:
-    wanted = b"\0".join(word.encode() for word in argv) + b"\0"
-    found = []
+    command_bytes = b"\0".join(word.encode() for word in argv) + b"\0"
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if (folder / "cmdline").read_bytes() == wanted:
-                found.append(int(folder.name))
+            if (folder / "cmdline").read_bytes() == command_bytes:
+                pids.append(int(folder.name))
         except OSError:
             continue
-    return found
+    return pids
 
 
 class StopHereError(Exception):
@@ -293,8 +293,8 @@ def test_the_environment_is_read_while_another_thread_changes_it() -> None:
     thread = threading.Thread(target=change)
     thread.start()
     try:
-        found = [own_environment() for _ in range(2000)]
+        environments = [own_environment() for _ in range(2000)]
     finally:
         stop.set()
         thread.join()
-    assert all(each["PATH"] == os.environ["PATH"] for each in found)
+    assert all(variables["PATH"] == os.environ["PATH"] for variables in environments)

@@ -1,4 +1,4 @@
-"""The parsers, on what real engines printed."""
+"""Test the parsers on the output of real engines."""
 
 from __future__ import annotations
 

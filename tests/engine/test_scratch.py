@@ -25,7 +25,7 @@ with private_folder(sys.argv[1]) as folder:
 def hold(parent: Path) -> tuple[subprocess.Popen[str], Path]:
     """Start a process that has a private folder.
 
-    Return it, and the folder, as old as one of a long build.
+    Return the process, and the folder, as old as one of a long build.
     """
     process = subprocess.Popen(
         (sys.executable, "-c", HOLD, str(parent)),

@@ -1,5 +1,5 @@
-"""What a recipe installs is the same layer in every image, whatever is below it
-and whenever it was built.
+"""Test that the files of a recipe are the same layer in every image, on each base and at each time
+of a build.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def dockerfile(number: int, wheel: str) -> str:
-    """Return what installs the same files by another command into another image.
+    """Return a Dockerfile that installs the same files by another command into another image.
 
     Args:
         number: Another one for each image.
-        wheel: What the files have in them, new for each test: an engine finds a
-            COPY in its cache by content alone.
+        wheel: The content of the files, new for each test: an engine finds a COPY in its cache by
+            content alone.
     """
     environment = new_environment(load(ROOT).templates.items())
     as_layer = environment.from_string(
@@ -46,7 +46,7 @@ COPY --from=stage /opt/root /
 def times(layers: Iterator[Layer]) -> list[list[tuple[str, float]]]:
     """Return the members of all layers with their times.
 
-    What an archive says of the root itself is left out.
+    The archive's entry of the root itself is left out.
     """
     return [
         [
@@ -59,7 +59,9 @@ def times(layers: Iterator[Layer]) -> list[list[tuple[str, float]]]:
 
 
 def exported(engine: Engine, tag: str) -> list[list[tuple[str, float]]]:
-    """Return what a push would send of an image; docker's own folders would not say the times."""
+    """Return the layers that a push would send of an image; docker's own folders would not say the
+    times.
+    """
     if engine.name != "docker":
         with engine.layers(tag) as layers:
             return times(layers)
@@ -70,13 +72,13 @@ def exported(engine: Engine, tag: str) -> list[list[tuple[str, float]]]:
 
 @pytest.mark.engine
 def test_the_same_files_are_the_same_layer(engine: Engine, tag: str, tmp_path: Path) -> None:
-    found = []
+    layer_lists = []
     for number in (1, 2):
         context = tmp_path / f"context-{number}"
         engine.build(request(context, dockerfile(number, tag), tags=(tag,)), lambda _event: None)
-        found.append(
+        layer_lists.append(
             next(layer for layer in exported(engine, tag) if "opt/venv/lib/wheel" in dict(layer))
         )
-    assert found[0] == found[1]
-    assert {time for _, time in found[0]} == {IMAGE_TIME}
-    assert "opt/venv/lib/other" not in dict(found[0])
+    assert layer_lists[0] == layer_lists[1]
+    assert {time for _, time in layer_lists[0]} == {IMAGE_TIME}
+    assert "opt/venv/lib/other" not in dict(layer_lists[0])

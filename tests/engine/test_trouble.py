@@ -76,7 +76,7 @@ def test_a_daemon_that_is_killed_in_mid_build(daemon: Daemon, tmp_path: Path) ->
         if event.state == "output" and event.text == "begun":
             process.kill()
 
-    wanted = request(
+    build_request = request(
         tmp_path / "context",
         f"FROM {BASE} AS slow\nRUN echo begun; sleep 1{mark}\n",
         components={"slow": "torch"},
@@ -84,7 +84,7 @@ def test_a_daemon_that_is_killed_in_mid_build(daemon: Daemon, tmp_path: Path) ->
     began = start_clock()
     try:
         with pytest.raises(EngineUnavailableError) as caught:
-            engine.build(wanted, kill_when_begun)
+            engine.build(build_request, kill_when_begun)
     finally:
         for pid in processes_with(f"1{mark}"):
             with contextlib.suppress(ProcessLookupError):

@@ -71,7 +71,9 @@ def test_targets_and_locks_are_the_same_set(facts: Facts) -> None:
 
 
 def test_every_optional_component_says_what_an_image_without_it_costs(facts: Facts) -> None:
-    """But those of which a vendor's other parts are made: what they are needed for says it."""
+    """Check every optional component but those of which a vendor's other parts are made: these
+    parts name it.
+    """
     silent = {row.name for row in facts.components if not row.required and not row.without}
     assert silent == {
         "cpython",
@@ -104,8 +106,8 @@ def test_rows_and_locks_have_the_same_versions(facts: Facts) -> None:
                 and package.build is (name == "builder" or component.build_only)
             }
             if find_artifact_rows(component, context_of(row, facts), facts):
-                # What is downloaded by itself has a build of its own; the lock
-                # has what the same version requires.
+                # A file that is downloaded by itself has a build of its own; the lock has the
+                # requirements of the same version.
                 version = version.partition("+")[0]
             assert version in locked, f"{facts.name_of(row)}: {name} {version}, locked {locked}"
             compared += 1
@@ -131,7 +133,9 @@ def test_every_target_has_its_framework_in_the_version_that_it_is_named_after(fa
 
 
 def test_every_cuda_target_has_one_cudnn(facts: Facts) -> None:
-    """From its base image, or as a wheel: its own component's, or what the framework requires."""
+    """Find one cuDNN: from the base image, or as a wheel of its own component or of the framework's
+    requirements.
+    """
     for row in facts.targets:
         if facts.cuda_by_name[row.cuda].version and "cudnn" not in context_of(row, facts).versions:
             names = [package.name for package in facts.locks[facts.name_of(row)].packages]
@@ -182,13 +186,11 @@ def test_schemas_know_every_key_of_every_file(facts: Facts, root: Path) -> None:
     for path in files:
         shared = path.name in {lockfile.ARTIFACTS, lockfile.BASE_IMAGES, lockfile.ARCHIVES}
         in_lock = f"lock-{path.stem}" if shared else "lock"
-        kind = (
-            in_lock
-            if path.parent.name == "lock"
-            else "framework"
-            if path.stem in frameworks
-            else path.stem
-        )
+        kind = path.stem
+        if path.parent.name == "lock":
+            kind = in_lock
+        elif path.stem in frameworks:
+            kind = "framework"
         schema = json.loads(
             (root / "images" / "schema" / f"{kind}.json").read_text(encoding="utf-8")
         )
@@ -205,11 +207,11 @@ def test_the_preflights_table_is_what_the_rows_say(facts: Facts, root: Path) -> 
     table = json.loads(
         (root / "launcher" / "trainworks_preflight" / "facts.json").read_text(encoding="utf-8")
     )
-    written = [{"name": name, **row} for name, row in table["instances"].items()]
+    written_rows = [{"name": name, **row} for name, row in table["instances"].items()]
     expected = [dataclasses.asdict(row) for row in facts.instances]
-    assert written == [{name: row[name] for name in row if name != "source"} for row in expected], (
-        "make docs"
-    )
+    assert written_rows == [
+        {name: row[name] for name in row if name != "source"} for row in expected
+    ], "make docs"
     assert table["families"] == [row.name for row in facts.families]
 
 
@@ -246,9 +248,8 @@ def test_the_preflights_table_is_what_the_rows_say(facts: Facts, root: Path) -> 
 def test_versions_decide_what_hosts_with_efa_need(
     facts: Facts, versions: dict[str, str], expected: set[str]
 ) -> None:
-    chosen = {
-        row.name
-        for row in facts.fabric
-        if all(satisfies(versions.get(name), row.when[name], {}) for name in row.when)
-    }
+    chosen = set()
+    for row in facts.fabric:
+        if all(satisfies(versions.get(name), row.when[name], {}) for name in row.when):
+            chosen.add(row.name)
     assert chosen == expected

@@ -33,20 +33,20 @@ def test_what_differs_is_named(root: Path, checkout: Path) -> None:
         path.write_text(text, encoding="utf-8")
     status, output = compare(root, checkout)
     assert status == 1
-    for said in (
+    for line in (
         'name = "ml.p5.4xlarge"\ngpus = ?',
         "# ml.p5.2xlarge: botocore ",
         "# ml.m6g: botocore ",
         'name = "ml.m5.large"',
         "# ml.trn1.32xlarge: its family is in families.toml",
     ):
-        assert said in output
+        assert line in output
 
 
 def test_every_row_can_be_true(facts: Facts) -> None:
     """RDMA is EFA's; a host has GPUs or Neuron cores.
 
-    All of them fit into its memory by a wide margin.
+    All GPUs fit into the host's memory by a wide margin.
     """
     for row in facts.instances:
         assert bool(row.gpus) != bool(row.neuron_cores), row.name

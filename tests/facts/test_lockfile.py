@@ -1,5 +1,5 @@
-"""The format of locks: what is written is what is read, and the committed files
-are as they would be written.
+"""Test the format of locks: a written lock is read back as it was, and the committed files are as
+they would be written.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ EDITS = (
 )
 
 
-@pytest.mark.parametrize(("old", "new", "said"), EDITS)
-def test_an_edited_lock_is_read_as_toml(old: str, new: str, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("old", "new", "message"), EDITS)
+def test_an_edited_lock_is_read_as_toml(old: str, new: str, message: str, tmp_path: Path) -> None:
     packages = (
         LockedPackage(name="a", version="1", file="a.whl", sha256="1" * 64, requires=("b",)),
         LockedPackage(name="b", version="2", file="b.whl", sha256="2" * 64, size=1),
@@ -84,10 +84,10 @@ def test_an_edited_lock_is_read_as_toml(old: str, new: str, said: str, tmp_path:
     lockfile.write(lockfile.lock_path(tmp_path, "target"), text.replace(old, new))
     reader = Reader(tmp_path / "images")
     lock = lockfile.read_locks(reader, tmp_path / "images")["target"]
-    if said:
+    if message:
         (problem,) = reader.problems
         assert problem.startswith("images/lock/target.toml: ")
-        assert said in problem
+        assert message in problem
     else:
         assert (lock.packages, reader.problems) == (packages, [])
 
@@ -95,8 +95,8 @@ def test_an_edited_lock_is_read_as_toml(old: str, new: str, said: str, tmp_path:
 def test_the_committed_locks_are_as_they_would_be_written(facts: Facts, root: Path) -> None:
     folder = root / "images" / lockfile.LOCK
     for name, lock in facts.locks.items():
-        written = lockfile.lock_path(root, name).read_text(encoding="utf-8")
-        assert written == lockfile.as_toml(LockedPackage, lock.packages), name
+        text = lockfile.lock_path(root, name).read_text(encoding="utf-8")
+        assert text == lockfile.as_toml(LockedPackage, lock.packages), name
     for name, row_type, rows in (
         (lockfile.ARTIFACTS, LockedArtifact, facts.locked_artifacts),
         (lockfile.BASE_IMAGES, LockedBaseImage, facts.locked_base_images),

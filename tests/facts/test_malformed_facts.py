@@ -168,8 +168,8 @@ DAMAGES: tuple[tuple[str, str, str], ...] = (
     ("images/tensorflow.toml", 'summary = "', 'summary = 3  # "'),
     ("images/families.toml", 'source = "', f'increment_gib = {"[" * 300}{"]" * 300}\nsource = "'),
 )
-"""A file, what stands there (nothing where a text is added), and what a person
-writes instead: one problem each.
+"""A file, the text in it (nothing where a text is added), and the text that a person writes
+instead: one problem each.
 """
 
 REACH_A_DOCKERFILE = (
@@ -208,8 +208,8 @@ REACH_A_DOCKERFILE = (
     ("lock/pytorch-2.4.1-cu121-py311-debian12", 'file = "', "../../../../etc/cron.d/"),
     ("lock/pytorch-2.4.1-cu121-py311-debian12", 'file = "', "/etc/"),
 )
-"""A file of ``images``, what stands there, and what is put behind it: words for
-a Dockerfile, which must be refused.
+"""A file of ``images``, the text in it, and the text that is put behind: words for a Dockerfile,
+which must be refused.
 """
 
 FRONT_MATTERS = (
@@ -226,7 +226,7 @@ FRONT_MATTERS = (
 
 
 def instead(make: Callable[[Path], object]) -> Callable[[Path], object]:
-    """Return what puts something else into a file's place."""
+    """Return a function that puts something else into a file's place."""
 
     def replace(path: Path) -> None:
         path.unlink()
@@ -284,7 +284,7 @@ SPOILED: tuple[tuple[str, str, Callable[[Path], object]], ...] = (
     ),
     ("templates/components/metis.j2", "missing", Path.unlink),
 )
-"""A file, what it is instead, and how it becomes that: one problem each."""
+"""A file, the thing in its place, and the function that puts it there: one problem each."""
 
 
 def problems_of(checkout: Path) -> tuple[str, ...]:
@@ -296,7 +296,8 @@ def problems_of(checkout: Path) -> tuple[str, ...]:
 def spoil(path: Path, old: str, new: str) -> None:
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     assert old in text, "the damage must hit something"
-    path.write_text(text.replace(old, new, 1) if old else text + new, encoding="utf-8")
+    changed = text.replace(old, new, 1) if old else text + new
+    path.write_text(changed, encoding="utf-8")
 
 
 def with_each(checkout: Path, file: str, change: Callable[[Path], object]) -> tuple[str, ...]:
@@ -338,7 +339,8 @@ def test_golden_problems_name_file_row_and_key(
 ) -> None:
     # Numbers of lines would change with every new row.
     text = "\n".join(
-        re.sub(r"line \d+, column \d+", "line N, column N", each) for each in described(checkout)
+        re.sub(r"line \d+, column \d+", "line N, column N", problem)
+        for problem in described(checkout)
     )
     golden("facts/problems.txt", f"{text}\n")
 
@@ -361,7 +363,7 @@ def test_the_packages_own_folder_stands_in_for_one_that_is_missing(
 
 
 def test_all_problems_of_all_files_are_reported_at_once(checkout: Path) -> None:
-    """One problem of each file.
+    """Put one problem into each file.
 
     A target whose base, CUDA or stack has a problem of its own is not to blame for it.
     """

@@ -1,4 +1,4 @@
-"""Ranges: what is in one, properties of their order, and what is no range."""
+"""Test ranges: their members, properties of their order, and texts that are not ranges."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_out_of_range(value: Value | None, allowed: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("allowed", "said"),
+    ("allowed", "message"),
     [
         ("", "a condition is empty"),
         (">=1,", "a condition is empty"),
@@ -94,8 +94,8 @@ def test_out_of_range(value: Value | None, allowed: str) -> None:
         ("{cell", "is not a condition"),
     ],
 )
-def test_what_is_no_range_is_said(allowed: str, said: str) -> None:
-    assert said in problem_of(allowed)
+def test_what_is_no_range_is_said(allowed: str, message: str) -> None:
+    assert message in problem_of(allowed)
 
 
 def test_references() -> None:
@@ -152,14 +152,17 @@ def test_a_vendors_number_counts_where_the_bound_has_one(release: str, one: int,
 
 
 @given(VERSIONS, RANGES)
-def test_comma_is_and_and_bar_is_or(version: str, written: list[list[tuple[str, str]]]) -> None:
-    text = "|".join(
-        ",".join(comparator + bound for comparator, bound in conditions) for conditions in written
-    )
-    expected = any(
-        all(satisfies(version, comparator + bound, {}) for comparator, bound in conditions)
-        for conditions in written
-    )
+def test_comma_is_and_and_bar_is_or(
+    version: str, alternatives: list[list[tuple[str, str]]]
+) -> None:
+    texts = []
+    for conditions in alternatives:
+        texts.append(",".join(comparator + bound for comparator, bound in conditions))
+    text = "|".join(texts)
+    expected = False
+    for conditions in alternatives:
+        if all(satisfies(version, comparator + bound, {}) for comparator, bound in conditions):
+            expected = True
     assert satisfies(version, text, {}) is expected
     assert satisfies(version, text.replace(",", " , ").replace("|", " | "), {}) is expected
     assert problem_of(text) == ""

@@ -23,7 +23,8 @@ def exchange(device: str) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend)
     rank, size = dist.get_rank(), dist.get_world_size()
     place = torch.device(device, 0)
     total = torch.full((MIB,), float(rank + 1), device=place)

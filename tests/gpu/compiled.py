@@ -29,11 +29,12 @@ def run(options: dict[str, Any]) -> dict[str, float]:
     )
     data = torch.randn(32, 64, device=options["device"])
     # On a CPU the graph is only traced: to compile it would need a C++ compiler and half a minute.
-    fast: Any = torch.compile(model, backend="inductor" if on_gpu else "aot_eager")
+    compiler = "inductor" if on_gpu else "aot_eager"
+    fast: Any = torch.compile(model, backend=compiler)
     gradients = []
-    for each in (model, fast):
+    for module in (model, fast):
         model.zero_grad()
-        each(data).pow(2).mean().backward()
+        module(data).pow(2).mean().backward()
         gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
     worst = max((a - b).abs().max().item() for a, b in zip(*gradients, strict=True))
     figures = {"torch.compile": near("gradients of a compiled model", worst, 1e-4)}

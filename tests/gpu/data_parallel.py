@@ -17,9 +17,9 @@ def run(options: dict[str, Any]) -> dict[str, float]:
     figures = {}
     for count in (2, 4):
         for kind, backend in (("ddp", ""), ("ddp", "smddp"), ("fsdp2", "")):
-            found = ranks(__file__, count, "train", device=device, kind=kind, backend=backend)
-            what = f"{kind} {backend or 'of torch'}, {count} ranks"
-            figures[what] = near(what, max(found), 1e-10)
+            differences = ranks(__file__, count, "train", device=device, kind=kind, backend=backend)
+            title = f"{kind} {backend or 'of torch'}, {count} ranks"
+            figures[title] = near(title, max(differences), 1e-10)
     return figures
 
 
@@ -47,9 +47,8 @@ def train(device: str, kind: str, backend: str) -> float:
 
     plain, model = network().to(place), network().to(place)
     if kind == "ddp":
-        trained: Any = nn.parallel.DistributedDataParallel(
-            model, device_ids=[0] if device == "cuda" else None
-        )
+        device_ids = [0] if device == "cuda" else None
+        trained: Any = nn.parallel.DistributedDataParallel(model, device_ids=device_ids)
     else:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
@@ -59,7 +58,7 @@ def train(device: str, kind: str, backend: str) -> float:
             if isinstance(layer, nn.Linear):
                 fully_shard(layer, mesh=mesh)
         trained = fully_shard(model, mesh=mesh)
-    optimizers = [torch.optim.Adam(each.parameters(), lr=0.01) for each in (plain, trained)]
+    optimizers = [torch.optim.Adam(model.parameters(), lr=0.01) for model in (plain, trained)]
     samples = (
         torch.randn(STEPS, size, BATCH, 16, generator=torch.Generator().manual_seed(1))
         .double()
@@ -72,9 +71,9 @@ def train(device: str, kind: str, backend: str) -> float:
             optimizer.step()
             optimizer.zero_grad()
     worst = 0.0
-    for one, other in zip(plain.parameters(), model.parameters(), strict=True):
-        whole: Any = other.full_tensor() if hasattr(other, "full_tensor") else other
-        worst = max(worst, (one - whole).abs().max().item())
+    for plain_parameter, other in zip(plain.parameters(), model.parameters(), strict=True):
+        full_tensor: Any = other.full_tensor() if hasattr(other, "full_tensor") else other
+        worst = max(worst, (plain_parameter - full_tensor).abs().max().item())
     dist.barrier()
     dist.destroy_process_group()
     return worst

@@ -1,4 +1,4 @@
-"""smp: a rank that fails or dies ends the whole pipeline, whatever waits in NCCL for it."""
+"""Test smp: a rank that fails or dies ends the whole pipeline, also ranks that wait in NCCL."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ KILLED = -signal.SIGKILL
 def run(options: dict[str, Any]) -> dict[str, str]:
     figures = {}
     for how, own in (("raise", 1), ("kill", KILLED)):
-        ended = failure(options["device"], how)
+        result = failure(options["device"], how)
         # A rank that had not ended by itself would have been killed.
-        assert ended.statuses == [1, own], f"{how}: {ended}"
-        (said,) = [line for line in ended.output[0].splitlines() if line.startswith("smp: ")]
-        assert "rank 1 (pp_rank 1) failed: " in said, said
-        figures[how] = said
+        assert result.statuses == [1, own], f"{how}: {result}"
+        (failure_line,) = [
+            line for line in result.output[0].splitlines() if line.startswith("smp: ")
+        ]
+        assert "rank 1 (pp_rank 1) failed: " in failure_line, failure_line
+        figures[how] = failure_line
     return figures
 
 

@@ -47,11 +47,11 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
         script = Path(folder, "train.py")
         script.write_text(SCRIPT, encoding="utf-8")
         variables = {"TRAINWORKS_HANG": "fail", "TRAINWORKS_HANG_LIMIT_SECONDS": f"{LIMIT:g}"}
-        status, said, seconds = launch(folder, [str(script), options["device"]], RANKS, variables)
+        status, output, seconds = launch(folder, [str(script), options["device"]], RANKS, variables)
         reports = sorted(file.name for file in Path(folder, "ml", "output", "data").iterdir())
-    print(said)
+    print(output)
     assert status == HANG_STATUS, f"status {status}, not {HANG_STATUS}"
-    lines = [line for line in said.splitlines() if "no rank has made progress" in line]
+    lines = [line for line in output.splitlines() if "no rank has made progress" in line]
     assert lines, "no hang was found"
     assert f"rank {DIFFERENT} " in lines[0], lines[0]
     assert "waits_for_nobody" in lines[0] or "train.py" in lines[0], lines[0]

@@ -39,45 +39,47 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "train.py")
         script.write_text(SCRIPT, encoding="utf-8")
-        for what, mode, variables in (
+        for title, mode, variables in (
             ("torchrun", "torchrun", {}),
             ("script", "none", {}),
             ("script without a visible GPU", "none", {"CUDA_VISIBLE_DEVICES": ""}),
         ):
-            status, said, seconds = launch(folder, [str(script), device], 1, variables, mode)
-            print(said)
-            assert status == 0, f"{what}: status {status}"
+            status, output, seconds = launch(folder, [str(script), device], 1, variables, mode)
+            print(output)
+            assert status == 0, f"{title}: status {status}"
             (line,) = [
-                line.partition("found ")[2] for line in said.splitlines() if "found {" in line
+                line.partition("found ")[2] for line in output.splitlines() if "found {" in line
             ]
-            found = json.loads(line)
+            figures_of_host = json.loads(line)
             expected = 0 if variables or device == "cpu" else 1
-            assert min(found["devices"], 1) == expected, f"{what}: {found}"
-            assert found["sum"] == (4.0 if mode == "torchrun" else 0.0), f"{what}: {found}"
-            figures[what] = f"{seconds:.1f} s"
-    status, said = check()
-    print(said)
-    assert status == 0, f"train check: status {status}: {said}"
-    figures["train check"] = said.strip()[-500:]
+            assert min(figures_of_host["devices"], 1) == expected, f"{title}: {figures_of_host}"
+            assert figures_of_host["sum"] == (4.0 if mode == "torchrun" else 0.0), (
+                f"{title}: {figures_of_host}"
+            )
+            figures[title] = f"{seconds:.1f} s"
+    status, output = check()
+    print(output)
+    assert status == 0, f"train check: status {status}: {output}"
+    figures["train check"] = output.strip()[-500:]
     if device == "cuda":
         figures |= management()
     return figures
 
 
 def management() -> dict[str, Any]:
-    """Return what nvidia-smi says of each GPU, after a comparison with CUDA's own answers."""
+    """Return nvidia-smi's figures of each GPU, after a comparison with CUDA's own answers."""
     import torch
 
     from trainworks_launcher.checks import gpus
 
-    found = gpus.query_gpus(60.0)
-    if found.problem:
-        raise NotTestedError(found.problem)
-    assert found.status == 0, f"nvidia-smi ended with {found.status}"
-    assert found.driver, "nvidia-smi gives no version of the driver"
-    assert found.devices, "nvidia-smi sees no GPU"
-    uuids = [device["uuid"] for device in found.devices.values()]
-    for number, device in found.devices.items():
+    query = gpus.query_gpus(60.0)
+    if query.problem:
+        raise NotTestedError(query.problem)
+    assert query.status == 0, f"nvidia-smi ended with {query.status}"
+    assert query.driver, "nvidia-smi gives no version of the driver"
+    assert query.devices, "nvidia-smi sees no GPU"
+    uuids = [device["uuid"] for device in query.devices.values()]
+    for number, device in query.devices.items():
         assert device["uuid"].startswith(("GPU-", "MIG-")), f"GPU {number}: {device}"
         assert any("reasons.active" in name for name in device), (
             f"GPU {number} does not say why its clocks are low"
@@ -87,9 +89,9 @@ def management() -> dict[str, Any]:
     assert not own or sliced or any(own in uuid for uuid in uuids), (
         f"CUDA's GPU {own} is none of nvidia-smi's"
     )
-    status, said = check({"CUDA_VISIBLE_DEVICES": uuids[0]})
-    assert status == 0, f"train check with CUDA_VISIBLE_DEVICES: {said}"
-    return {"driver": found.driver, "GPUs": dict(found.devices)}
+    status, output = check({"CUDA_VISIBLE_DEVICES": uuids[0]})
+    assert status == 0, f"train check with CUDA_VISIBLE_DEVICES: {output}"
+    return {"driver": query.driver, "GPUs": dict(query.devices)}
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def launch(
 ) -> tuple[int, str, float]:
     """Run a program under the launcher.
 
-    Return its status, what it and the launcher wrote, and the seconds.
+    Return its status, its output with the launcher's, and the seconds.
 
     Args:
         folder: Where files may be made.
@@ -50,7 +50,7 @@ def launch(
         else []
     )
     begun = time.monotonic()
-    ended = subprocess.run(
+    result = subprocess.run(
         [
             sys.executable,
             str(ROOT / "launcher" / "trainworks_launcher" / "__main__.py"),
@@ -71,16 +71,16 @@ def launch(
         text=True,
         cwd=folder,
     )
-    return ended.returncode, ended.stdout, time.monotonic() - begun
+    return result.returncode, result.stdout, time.monotonic() - begun
 
 
 def check(variables: Mapping[str, str] | None = None) -> tuple[int, str]:
-    """Run `train check`; return its status and what it wrote."""
-    ended = subprocess.run(
+    """Run `train check`; return its status and its output."""
+    result = subprocess.run(
         [sys.executable, str(ROOT / "launcher" / "trainworks_launcher" / "__main__.py"), "check"],
         env={**os.environ, **(variables or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
-    return ended.returncode, ended.stdout
+    return result.returncode, result.stdout

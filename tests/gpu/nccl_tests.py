@@ -16,7 +16,7 @@ BOUND = 60
 
 
 def run(options: dict[str, Any]) -> dict[str, Any]:
-    """Run it in one process: it ends with a status other than 0 if a sum is wrong."""
+    """Run the program in one process: it ends with a status other than 0 if a sum is wrong."""
     with tempfile.TemporaryDirectory() as folder:
         with tarfile.open(options["archive"]) as archive:
             archive.extractall(folder, filter="data")
@@ -26,7 +26,7 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
         path = os.pathsep.join(
             filter(None, (f"{folder}/lib", *nvidia_libraries(), os.environ.get("LD_LIBRARY_PATH")))
         )
-        ended = subprocess.run(
+        result = subprocess.run(
             [
                 str(program),
                 "--minbytes",
@@ -45,9 +45,9 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
             text=True,
             env={**os.environ, "LD_LIBRARY_PATH": path},
         )
-    print(ended.stdout)
-    assert ended.returncode == 0, f"all_reduce_perf ended with status {ended.returncode}"
-    return {"last lines": ended.stdout.splitlines()[-6:]}
+    print(result.stdout)
+    assert result.returncode == 0, f"all_reduce_perf ended with status {result.returncode}"
+    return {"last lines": result.stdout.splitlines()[-6:]}
 
 
 if __name__ == "__main__":

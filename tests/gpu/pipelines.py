@@ -30,20 +30,20 @@ LIMITS = {"float64": 1e-10, "float32": 5e-4}
 
 TENSOR = {"tensor_parallel_degree": 2, "ddp": True, "prescaled_batch": True}
 HALVES = {"fp16": 2e-2, "bf16": 1e-1}
-"""What losses of half precision may differ from those of one process that trains so, too."""
+"""Largest difference of half precision's losses from those of one process that trains so, too."""
 
 
 def run(options: dict[str, Any]) -> dict[str, Any]:
     device, figures = options["device"], {}
     job = functools.partial(ranks, __file__, device=device)
     # On a CPU these are smdistributed's own tests: two of each are enough to try this file.
-    for what, (count, config, dtype, variables) in list(EQUALITY.items())[
+    for title, (count, config, dtype, variables) in list(EQUALITY.items())[
         : None if device == "cuda" else 1
     ]:
-        found = job(count, "equality_of", variables, config=config, dtype=dtype)
-        figures[what] = near(what, max(found), LIMITS[dtype])
+        rank_results = job(count, "equality_of", variables, config=config, dtype=dtype)
+        figures[title] = near(title, max(rank_results), LIMITS[dtype])
     alone = job(1, "losses", config={})[0]
-    for what, count, config in (
+    for title, count, config in (
         ("2 partitions, activation checkpointing", 2, {**SPLIT, "recompute": True}),
         (
             "2 partitions, offloaded activations",
@@ -54,21 +54,23 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
         ("2 tensor ranks, 2 partitions", 4, {**TENSOR, **SPLIT}),
         ("a module on a stream of its own", 2, {**SPLIT, "side_stream": True}),
     )[: None if device == "cuda" else 1]:
-        figures[what] = near(what, worst(job(count, "losses", config=config), alone), 1e-10)
+        figures[title] = near(title, worst(job(count, "losses", config=config), alone), 1e-10)
     for kind, limit in list(HALVES.items())[: None if device == "cuda" else 1]:
-        one = job(1, "losses", config={kind: True})[0]
-        what = f"2 partitions, {kind}"
-        figures[what] = near(
-            what, worst(job(2, "losses", config={**SPLIT, kind: True}), one), limit
+        alone_losses = job(1, "losses", config={kind: True})[0]
+        title = f"2 partitions, {kind}"
+        figures[title] = near(
+            title, worst(job(2, "losses", config={**SPLIT, kind: True}), alone_losses), limit
         )
     with tempfile.TemporaryDirectory() as folder:
         for partial in (True, False):
-            what = f"{'partial' if partial else 'full'} checkpoint"
-            found = job(2, "resumed", folder=f"{folder}/{partial}", partial=partial)
+            title = f"{'partial' if partial else 'full'} checkpoint"
+            rank_results = job(2, "resumed", folder=f"{folder}/{partial}", partial=partial)
             # A full checkpoint has no optimizer: the fourth loss is the model's.
             count = 6 if partial else 4
-            figures[what] = near(
-                what, worst([each[:count] for each in found], alone[:count]), 1e-10
+            figures[title] = near(
+                title,
+                worst([rank_losses[:count] for rank_losses in rank_results], alone[:count]),
+                1e-10,
             )
     for schedule in ("simple", "interleaved"):
         figures[f"step, {schedule}"] = job(2, "step_times", schedule=schedule)[0]
@@ -76,8 +78,8 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def step_times(device: str, schedule: str) -> str:
-    """Return how long a step takes, and one of torch's Schedule1F1B in the same
-    run, and what carried both.
+    """Return the times of a step and of one of torch's Schedule1F1B in the same run, and the
+    transports of both.
 
     Ranks that share a GPU take turns on it: this says nothing of two GPUs.
     """
@@ -85,17 +87,18 @@ def step_times(device: str, schedule: str) -> str:
 
     import pipeline
 
-    found = pipeline.rank_steps(
-        schedule, rounds=3, device=device, rows=512 if device == "cuda" else 16
-    )
+    rows = 512 if device == "cuda" else 16
+    seconds_of = pipeline.rank_steps(schedule, rounds=3, device=device, rows=rows)
     carrier = "NCCL" if device == "cuda" else "gloo, on CPUs"
-    ours, peer = (statistics.median(found[name]) for name in ("ours", "peer"))
+    ours, peer = (statistics.median(seconds_of[name]) for name in ("ours", "peer"))
     return f"step, {schedule}: {ours:.3f} s, Schedule1F1B {peer:.3f} s ({carrier})"
 
 
-def worst(found: list[list[float]], expected: list[float]) -> float:
+def worst(rank_losses: list[list[float]], expected: list[float]) -> float:
     """Return the largest difference of any rank's losses."""
-    return max(abs(a - b) for each in found for a, b in zip(each, expected, strict=True))
+    return max(
+        abs(a - b) for one_rank in rank_losses for a, b in zip(one_rank, expected, strict=True)
+    )
 
 
 def equality_of(device: str, config: dict[str, Any], dtype: str) -> float:
@@ -119,14 +122,14 @@ def equality_of(device: str, config: dict[str, Any], dtype: str) -> float:
     largest = 0.0
     for name in MATRIX:
         plain = networks.build(name, kind).to(place)
-        found = equality.compare(
+        difference = equality.compare(
             plain,
             functools.partial(networks.loss_of, name),
             functools.partial(data, name),
             owner=networks.places(plain, smp.pp_size()),
         )
-        print(name, found, flush=True)
-        largest = max(largest, found.largest)
+        print(name, difference, flush=True)
+        largest = max(largest, difference.largest)
     smp.barrier()
     return largest
 
@@ -175,7 +178,8 @@ def trainer(device: str, config: dict[str, Any]) -> Any:
             return self.head(self.body(value))
 
     with smp.tensor_parallelism(enabled=smp.tp_size() > 1):
-        network = Network().to(torch.float32 if half else torch.float64)
+        dtype = torch.float32 if half else torch.float64
+        network = Network().to(dtype)
     model: Any = smp.DistributedModel(network)
     if recompute:
         smp.set_activation_checkpointing(model.module.body)
@@ -187,7 +191,8 @@ def trainer(device: str, config: dict[str, Any]) -> Any:
 
     @smp.step
     def step(model: Any, data: Any) -> Any:
-        loss = (model(data).float() if half else model(data)).sub(1).pow(2).mean()
+        output = model(data).float() if half else model(data)
+        loss = output.sub(1).pow(2).mean()
         model.backward(loss)
         return loss
 
@@ -195,7 +200,8 @@ def trainer(device: str, config: dict[str, Any]) -> Any:
         losses = []
         for number in steps:
             data = torch.randn(16, 16, generator=torch.Generator().manual_seed(number)).double()
-            data = data.to(place, torch.float32 if half else torch.float64)
+            dtype = torch.float32 if half else torch.float64
+            data = data.to(place, dtype)
             optimizer.zero_grad()
             loss = step(model, data).reduce_mean()
             optimizer.step()
@@ -209,9 +215,9 @@ def losses(device: str, config: dict[str, Any]) -> list[float]:
     """Train six steps."""
     import smdistributed.modelparallel.torch as smp
 
-    found: list[float] = trainer(device, config)[2](range(6))
+    loss_values: list[float] = trainer(device, config)[2](range(6))
     smp.barrier()
-    return found
+    return loss_values
 
 
 def resumed(device: str, folder: str, partial: bool) -> list[float]:
@@ -223,9 +229,9 @@ def resumed(device: str, folder: str, partial: bool) -> list[float]:
     smp.save_checkpoint(folder, tag="third", partial=partial, model=model, optimizer=optimizer)
     train(range(3))
     smp.resume_from_checkpoint(folder, tag="third", partial=partial)
-    found: list[float] = first + train(range(3, 6))
+    loss_values: list[float] = first + train(range(3, 6))
     smp.barrier()
-    return found
+    return loss_values
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
         }
         libfabric = plugins[0].parent / "libfabric.so.1"
         has_cuda = libfabric.is_file() and b"\0libcudart.so\0" in libfabric.read_bytes()
-        asked = subprocess.run(
+        result = subprocess.run(
             (sys.executable, "-c", ASK, str(libfabric)),
             env={
                 **os.environ,
@@ -80,10 +80,10 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
         )
     used = [line.strip() for line in logs.splitlines() if "NET/" in line and "sing" in line]
     assert any("OFI" in line for line in used), f"NCCL did not take the plugin: {used[:5]}"
-    detected = DETECTED.search(asked.stderr)
+    detected = DETECTED.search(result.stderr)
     gpus = int(detected[1]) if detected else 0
     assert not has_cuda or gpus, (
-        f"the archive's libfabric has CUDA, and finds no GPU: {asked.stderr[-1000:]}"
+        f"the archive's libfabric has CUDA, and finds no GPU: {result.stderr[-1000:]}"
     )
     return {"plugin": plugins[0].name, "NCCL": used[0][-200:], "GPUs that libfabric finds": gpus}
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Run everything that one NVIDIA GPU can show: `python3 tests/gpu/run.py --report report.json`.
 
-It needs a checkout and a Python with CUDA PyTorch, and nothing else. Each part is a program of its
-own, in a process group of its own, with a bound in seconds, and all that it started is ended with
-it.
+The runner needs a checkout and a Python with CUDA PyTorch, and nothing else. Each part is a program
+of its own, in a process group of its own, with a bound in seconds, and all that it started is ended
+with it.
 
 Exit status: 0 if no part failed and one passed, 1 if one failed, 3 if nothing could be tested.
 """
@@ -34,7 +34,7 @@ TESTED = ("launcher", "smdistributed", "tests/gpu", "benchmarks/pipeline.py")
 PASSED, FAILED, NOT_TESTED = "PASSED", "FAILED", "NOT TESTED"
 NOTHING_STATUS = 3
 IMAGE = Path("/opt/trainworks/image.json")
-"""What the image is that this runs in, if it is one of ours."""
+"""Record of the image that this runs in, if it is one of ours."""
 
 LAST_LINES = 30
 LOOK_SECONDS = 120.0
@@ -74,7 +74,7 @@ class Part:
 
 @dataclass
 class Result:
-    """How a part ended. `cause` says why it failed or was not tested."""
+    """The end of a part. `cause` says why it failed or was not tested."""
 
     part: str
     result: str
@@ -86,7 +86,7 @@ class Result:
 
 def parts_in(folder: Path) -> list[Part]:
     """Return the parts of a folder, by name. They are read, not imported."""
-    found = []
+    parts = []
     for file in sorted(folder.glob("*.py")):
         tree = ast.parse(file.read_text(encoding="utf-8"))
         constants = {
@@ -96,8 +96,8 @@ def parts_in(folder: Path) -> list[Part]:
         }
         if {"BOUND", "NEEDS"} <= constants.keys():
             title = (ast.get_docstring(tree) or file.stem).splitlines()[0]
-            found.append(Part(file.stem, title, float(ast.literal_eval(constants["BOUND"])), file))
-    return found
+            parts.append(Part(file.stem, title, float(ast.literal_eval(constants["BOUND"])), file))
+    return parts
 
 
 def run_part(part: Part, options: dict[str, Any]) -> Result:
@@ -123,20 +123,20 @@ def run_part(part: Part, options: dict[str, Any]) -> Result:
         finally:
             _end(child)
         seconds = round(time.monotonic() - begun, 1)
-        said = output.read_text(encoding="utf-8", errors="replace")
-        lines = said.splitlines()[-LAST_LINES:]
-        given = result.read_text(encoding="utf-8") if result.is_file() else ""
+        text = output.read_text(encoding="utf-8", errors="replace")
+        lines = text.splitlines()[-LAST_LINES:]
+        figures_text = result.read_text(encoding="utf-8") if result.is_file() else ""
     if late:
         return Result(part.name, FAILED, seconds, f"it had not ended after {part.bound:g} s", lines)
     if status == NOT_TESTED_STATUS:
-        return Result(part.name, NOT_TESTED, seconds, given)
+        return Result(part.name, NOT_TESTED, seconds, figures_text)
     if status < 0:
         return Result(
             part.name, FAILED, seconds, f"it was killed by {signal.Signals(-status).name}", lines
         )
-    if status or not given:
-        return Result(part.name, FAILED, seconds, cause_of(said), lines)
-    return Result(part.name, PASSED, seconds, figures=json.loads(given))
+    if status or not figures_text:
+        return Result(part.name, FAILED, seconds, cause_of(text), lines)
+    return Result(part.name, PASSED, seconds, figures=json.loads(figures_text))
 
 
 def look() -> dict[str, Any]:
@@ -163,8 +163,10 @@ def look() -> dict[str, Any]:
 def digest() -> str:
     """Return a digest of the files that are tested: their paths and their bytes."""
     total = hashlib.sha256()
-    for each in TESTED:
-        for file in [ROOT / each] if each.endswith(".py") else sorted((ROOT / each).rglob("*.py")):
+    for place in TESTED:
+        for file in (
+            [ROOT / place] if place.endswith(".py") else sorted((ROOT / place).rglob("*.py"))
+        ):
             total.update(
                 f"{file.relative_to(ROOT)}\0".encode() + hashlib.sha256(file.read_bytes()).digest()
             )
@@ -209,25 +211,25 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--parts", type=Path, default=HERE, metavar="FOLDER", help="take the parts from here"
     )
-    given = parser.parse_args(words)
-    parts = parts_in(given.parts)
-    if unknown := set(given.only or ()) - {part.name for part in parts}:
+    command_options = parser.parse_args(words)
+    parts = parts_in(command_options.parts)
+    if unknown := set(command_options.only or ()) - {part.name for part in parts}:
         parser.error(f"there is no part {', '.join(sorted(unknown))}; see --list")
     parts = [
-        replace(part, bound=part.bound * given.times)
+        replace(part, bound=part.bound * command_options.times)
         for part in parts
-        if not given.only or part.name in given.only
+        if not command_options.only or part.name in command_options.only
     ]
-    if given.list:
+    if command_options.list:
         for part in parts:
             print(f"{part.name:<16} {part.bound:>4g} s  {part.title}")
         return 0
     with contextlib.suppress(OSError, AttributeError):
-        # Elsewhere than on Linux what escapes its group stays.
+        # Elsewhere than on Linux a process that escapes its group stays.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     options = {
-        "device": given.device,
-        "archive": str(given.archive.resolve()) if given.archive else "",
+        "device": command_options.device,
+        "archive": str(command_options.archive.resolve()) if command_options.archive else "",
     }
     facts = look()
     print(" ".join(f"{name}={value}" for name, value in facts.items()), flush=True)
@@ -244,11 +246,11 @@ def main(words: Sequence[str] | None = None) -> int:
             print(f"    {line}")
     failed = any(result.result == FAILED for result in results)
     passed = any(result.result == PASSED for result in results)
-    if given.report:
+    if command_options.report:
         report = {
             "schema": 1,
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
-            "device": given.device,
+            "device": command_options.device,
             "versions": facts,
             "commit": commit(),
             "digest": digest(),
@@ -259,10 +261,12 @@ def main(words: Sequence[str] | None = None) -> int:
             ),
             "parts": [asdict(result) for result in results],
         }
-        given.report.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        command_options.report.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     if not failed and not passed:
         print("nothing was tested")
-    return 1 if failed else 0 if passed else NOTHING_STATUS
+    if failed:
+        return 1
+    return 0 if passed else NOTHING_STATUS
 
 
 def _environment() -> dict[str, str]:
@@ -270,20 +274,27 @@ def _environment() -> dict[str, str]:
     helpers of its tests.
     """
     paths = [
-        ROOT / each
-        for each in ("tests/gpu", "smdistributed", "smdistributed/tests", "launcher", "benchmarks")
+        ROOT / folder
+        for folder in (
+            "tests/gpu",
+            "smdistributed",
+            "smdistributed/tests",
+            "launcher",
+            "benchmarks",
+        )
     ]
     before = os.environ.get("PYTHONPATH")
+    path_before = [before] if before else []
     return {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([*map(str, paths), *([before] if before else [])]),
+        "PYTHONPATH": os.pathsep.join([*map(str, paths), *path_before]),
     }
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
     """End a part with all that it started.
 
-    What left its process group has become a child of this process.
+    A process that left its process group has become a child of this process.
     """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)

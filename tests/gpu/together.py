@@ -1,5 +1,5 @@
-"""What the parts of this suite share: how a part is a program, and how it
-starts several ranks on one GPU.
+"""Share two things among the parts of this suite: how a part is a program, and how it starts
+several ranks on one GPU.
 
 NCCL refuses two ranks on one GPU only where both report the same host. Each rank gets a host
 identity of its own, so NCCL sends between them through the network code.
@@ -37,7 +37,7 @@ ONE_GPU = {
 
 
 class NotTestedError(Exception):
-    """A part cannot run here; the text says what is absent."""
+    """A part cannot run on this machine; the text names the missing thing."""
 
 
 class RanksError(Exception):
@@ -46,7 +46,7 @@ class RanksError(Exception):
     Attributes:
         statuses: Exit statuses by rank. Those that had not ended after some
             seconds more were killed.
-        output: What each rank wrote.
+        output: The output of each rank.
     """
 
     def __init__(self, text: str, statuses: list[int], output: list[str]) -> None:
@@ -63,19 +63,19 @@ def main(part: Mapping[str, Any]) -> None:
         part: Globals of the part's file. `run(options)` returns figures; a
             rank's function returns anything for JSON.
     """
-    what, *words = sys.argv[1:]
+    role, *words = sys.argv[1:]
     try:
-        if what == "rank":
-            found = part[words[0]](**json.loads(words[1]))
+        if role == "rank":
+            result = part[words[0]](**json.loads(words[1]))
         else:
             options = json.loads(words[0])
             for need in part["NEEDS"]:
                 _NEEDS[need](options)
-            found = part["run"](options)
+            result = part["run"](options)
     except NotTestedError as error:
         Path(words[-1]).write_text(str(error), encoding="utf-8")
         sys.exit(NOT_TESTED_STATUS)
-    Path(words[-1]).write_text(json.dumps(found), encoding="utf-8")
+    Path(words[-1]).write_text(json.dumps(result), encoding="utf-8")
 
 
 def ranks(
@@ -85,7 +85,7 @@ def ranks(
     variables: Mapping[str, str] | None = None,
     **arguments: Any,
 ) -> list[Any]:
-    """Run a function of a part as the ranks of a job on one GPU, and return what each returned.
+    """Run a function of a part as the ranks of a job on one GPU, and return the value of each rank.
 
     Args:
         part: The part's `__file__`.
@@ -122,10 +122,12 @@ def ranks(
         first = _wait(children)
         if first is not None:
             texts = [(place / f"output{rank}").read_text(errors="replace") for rank in range(count)]
-            ended = [child.returncode for child in children]
-            said = "\n".join(texts[first].splitlines()[-15:])
-            what = f"{function} {arguments} of {count}: rank {first} failed first of {ended}"
-            raise RanksError(f"{what}\n{said}", ended, texts)
+            statuses = [child.returncode for child in children]
+            text = "\n".join(texts[first].splitlines()[-15:])
+            failure_line = (
+                f"{function} {arguments} of {count}: rank {first} failed first of {statuses}"
+            )
+            raise RanksError(f"{failure_line}\n{text}", statuses, texts)
         return [
             json.loads((place / f"result{rank}").read_text(encoding="utf-8"))
             for rank in range(count)
@@ -160,14 +162,14 @@ def nvidia_libraries() -> list[str]:
     return [str(place) for place in sorted(Path(torch.__file__).parents[1].glob("nvidia/*/lib"))]
 
 
-def near(what: str, difference: float, limit: float) -> float:
+def near(title: str, difference: float, limit: float) -> float:
     """Return a difference.
 
     Raises:
-        AssertionError: It is above the limit, or not a number.
+        AssertionError: The difference is above the limit, or not a number.
     """
     if not difference <= limit:
-        raise AssertionError(f"{what}: differs by {difference:g}, at most {limit:g} is right")
+        raise AssertionError(f"{title}: differs by {difference:g}, at most {limit:g} is right")
     return difference
 
 
@@ -226,7 +228,7 @@ def _archive(options: Mapping[str, Any]) -> None:
 
 
 _NEEDS = {"torch": _torch, "cuda": _cuda, "nccl": _nccl, "archive": _archive}
-"""What a part may need, and what says that it is absent."""
+"""Needs of parts, and the check that says that one is absent."""
 
 
 def cause_of(output: str) -> str:

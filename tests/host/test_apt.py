@@ -1,5 +1,5 @@
-"""apt's settings: archives of both file formats, and what an apt of another
-suite is told about them.
+"""Test apt's settings: archives of both file formats, and the settings that an apt of another suite
+gets.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def test_archives_of_the_machine_serve_another_suite(
 
 
 @pytest.mark.parametrize(
-    ("name", "kept"),
+    ("name", "is_kept"),
     [
         ("Acquire::http::Proxy", True),
         ("Acquire::http::Proxy::mirror.example", True),
@@ -179,8 +179,8 @@ def test_archives_of_the_machine_serve_another_suite(
         ("DPkg::Post-Invoke", False),
     ],
 )
-def test_only_settings_that_say_how_to_reach_an_archive_are_kept(name: str, kept: bool) -> None:
-    assert (KEPT_SETTINGS.fullmatch(name) is not None) is kept
+def test_only_settings_that_say_how_to_reach_an_archive_are_kept(name: str, is_kept: bool) -> None:
+    assert (KEPT_SETTINGS.fullmatch(name) is not None) is is_kept
 
 
 def test_a_configuration_for_inside_the_build() -> None:

@@ -1,5 +1,5 @@
-"""Which state a package archive is in, and where a locked one is found: an
-archive on loopback, without signatures.
+"""Test the state of a package archive, and the place of a locked one: an archive on loopback,
+without signatures.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SUITES = ("tiny", "tiny-updates")
 def in_release(suite: str, day: datetime, packages: str, *, more: str = "") -> str:
     """Return the file of a suite.
 
-    ``packages`` stands for what it has, ``more`` for what no image installs.
+    ``packages`` stands for the packages in it, ``more`` for those that no image installs.
     """
     lines = {
         "main/binary-amd64/Packages": packages,
@@ -126,8 +126,8 @@ def test_what_is_no_release_file(text: str) -> None:
 def test_an_archive_in_the_locked_state_is_read_as_it_is(server: Server, base: Base) -> None:
     states = serve(server, "/today", DAY, "demo 1")
     settings = machine(server)
-    found = find_archive(base, states, settings)
-    assert (found.settings, found.differs) == (settings, ())
+    archive = find_archive(base, states, settings)
+    assert (archive.settings, archive.differs) == (settings, ())
     assert not [seen for seen in server.seen if "/archive/" in seen.path]
 
 
@@ -141,9 +141,9 @@ def test_the_snapshot_of_the_locked_day_is_read_where_the_archive_has_moved(
     for name in ("main", "updates"):
         serve(server, f"/archive/{name}/{day}", DAY, "demo 1")
     serve(server, "/today", DAY + timedelta(days=7), "demo 2")
-    found = find_archive(base, states, machine(server))
-    assert found.differs == ()
-    lines = make_source_lines("tiny", found.settings.apt.sources, found.settings.suite)
+    archive = find_archive(base, states, machine(server))
+    assert archive.differs == ()
+    lines = make_source_lines("tiny", archive.settings.apt.sources, archive.settings.suite)
     assert lines == (
         f"deb [check-valid-until=no] {server.url}/archive/main/{day} tiny main",
         f"deb [check-valid-until=no] {server.url}/archive/updates/{day} tiny-updates main",
@@ -155,9 +155,9 @@ def test_what_is_nowhere_is_said_for_each_suite(server: Server, base: Base) -> N
     later = DAY + timedelta(days=7)
     server.serve("/today/dists/tiny/InRelease", in_release("tiny", later, "demo 2").encode())
     settings = machine(server)
-    found = find_archive(base, states, settings)
-    assert found.settings == settings
-    assert found.differs == (
+    archive = find_archive(base, states, settings)
+    assert archive.settings == settings
+    assert archive.differs == (
         "tiny is locked as of 2026-11-01T06:00:00Z, the archive has it of 2026-11-08T06:00:00Z",
     )
     (missing,) = find_archive(
@@ -173,8 +173,8 @@ def test_a_machine_without_apt_reads_the_snapshot(server: Server, base: Base) ->
     states = tuple(parse_release_file(in_release(suite, DAY, "demo 1")) for suite in SUITES)
     for name in ("main", "updates"):
         serve(server, f"/archive/{name}/20261101T060000Z", DAY, "demo 1")
-    found = find_archive(base, states, replace(machine(server), apt=AptSettings(), suite=""))
-    assert (found.differs, len(found.settings.apt.sources)) == ((), 2)
+    archive = find_archive(base, states, replace(machine(server), apt=AptSettings(), suite=""))
+    assert (archive.differs, len(archive.settings.apt.sources)) == ((), 2)
 
 
 def test_a_machine_without_any_archive_says_why(base: Base) -> None:
@@ -203,27 +203,29 @@ def test_lock_records_the_states_keeps_them_and_moves_them_when_asked(
         .replace(row, 'suite = "tiny"\n'),
         encoding="utf-8",
     )
-    said: list[str] = []
+    messages: list[str] = []
 
     def lock(*, upgrade: bool = False) -> tuple[LockedArchive, ...]:
         facts = load(root)
-        run = LockRun(rows=facts.targets, facts=facts, root=root, report=said.append)
+        run = LockRun(rows=facts.targets, facts=facts, root=root, report=messages.append)
         problems, suites = lock_archives(run, machine(server), upgrade=upgrade)
         assert problems == []
         locked = load(root).locked_archives
-        assert suites == {each.suite for each in locked if each not in facts.locked_archives}
+        assert suites == {
+            archive.suite for archive in locked if archive not in facts.locked_archives
+        }
         return locked
 
     states = serve(server, "/today", DAY, "demo 1")
     assert lock() == states
-    assert said == [f"  {each.suite} is locked as of {each.date}" for each in states]
+    assert messages == [f"  {state.suite} is locked as of {state.date}" for state in states]
     later = DAY + timedelta(days=7)
     serve(server, "/today", later, "demo 1")
     assert lock(upgrade=True) == states, "the same packages, signed again"
     newer = serve(server, "/today", later, "demo 2")
     assert lock() == states
-    del said[:]
+    del messages[:]
     assert lock(upgrade=True) == newer
-    assert said == [
-        f"  {each.suite} 2026-11-01T06:00:00Z -> 2026-11-08T06:00:00Z" for each in states
+    assert messages == [
+        f"  {state.suite} 2026-11-01T06:00:00Z -> 2026-11-08T06:00:00Z" for state in states
     ]

@@ -1,4 +1,4 @@
-"""What is taken of an image for an apt outside of it, and what is not."""
+"""Test which settings of an image an apt outside of it takes, and which not."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def tree_with(sources: str, ending: str = "list") -> ImageTree:
 
 
 @pytest.mark.parametrize(
-    ("line", "written"),
+    ("line", "expected_line"),
     [
         (
             "deb http://archive.example.org/debian bookworm main",
@@ -93,11 +93,11 @@ def tree_with(sources: str, ending: str = "list") -> ImageTree:
         ('deb http://a.example/x bookworm "main"', ""),
     ],
 )
-def test_only_public_archives_of_an_image_are_taken(line: str, written: str) -> None:
+def test_only_public_archives_of_an_image_are_taken(line: str, expected_line: str) -> None:
     foreign = read_foreign(tree_with(f"{line}\n"))
     assert foreign is not None
-    assert foreign.files["sources.list"].decode() == written
-    assert bool(foreign.refused) == (not written and not line.startswith("deb-src"))
+    assert foreign.files["sources.list"].decode() == expected_line
+    assert bool(foreign.refused) == (not expected_line and not line.startswith("deb-src"))
 
 
 def test_an_archive_of_this_machine_may_be_in_its_own_network() -> None:

@@ -1,4 +1,4 @@
-"""pip's settings, beside what pip itself makes of the same files and variables.
+"""Test pip's settings, beside those that pip itself reads from the same files and variables.
 
 And uv told the same.
 """
@@ -32,16 +32,21 @@ OTHER = "https://other.example/simple"
 
 def read(tmp_path: Path, text: str = "", **variables: str) -> PipSettings:
     (tmp_path / "pip.conf").write_text(text, encoding="utf-8")
-    kept = {
+    kept_variables = {
         name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "XDG_"))
     }
     return read_pip_settings(
-        {**kept, "HOME": str(tmp_path), "PIP_CONFIG_FILE": str(tmp_path / "pip.conf"), **variables}
+        {
+            **kept_variables,
+            "HOME": str(tmp_path),
+            "PIP_CONFIG_FILE": str(tmp_path / "pip.conf"),
+            **variables,
+        }
     )
 
 
 @pytest.mark.parametrize(
-    ("variables", "text", "said"),
+    ("variables", "text", "message"),
     [
         ({}, "index-url = x\n", "pip cannot read its settings"),
         ({"PIP_TIMEOUT": "soon"}, "", "invalid floating-point value"),
@@ -49,9 +54,9 @@ def read(tmp_path: Path, text: str = "", **variables: str) -> PipSettings:
     ],
 )
 def test_what_pip_refuses_is_refused(
-    variables: dict[str, str], text: str, said: str, tmp_path: Path
+    variables: dict[str, str], text: str, message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(HostError, match=said) as caught:
+    with pytest.raises(HostError, match=message) as caught:
         read(tmp_path, text, **variables)
     assert "pip config debug" in caught.value.hint
 
@@ -72,7 +77,7 @@ def test_pip_is_asked_for_what_it_would_use(tmp_path: Path) -> None:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
-    kept = {
+    kept_variables = {
         name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "XDG_"))
     }
     variables = {
@@ -81,7 +86,7 @@ def test_pip_is_asked_for_what_it_would_use(tmp_path: Path) -> None:
         "PIP_DEFAULT_TIMEOUT": "30",
     }
     assert read_pip_settings(
-        {**kept, "HOME": str(tmp_path), **variables, "PIP_CERT": "/srv/ca.pem"}
+        {**kept_variables, "HOME": str(tmp_path), **variables, "PIP_CERT": "/srv/ca.pem"}
     ) == PipSettings(
         index_url=OTHER,
         extra_index_urls=(OTHER,),
@@ -91,13 +96,13 @@ def test_pip_is_asked_for_what_it_would_use(tmp_path: Path) -> None:
         timeout_seconds=30,
     )
     assert (
-        read_pip_settings({**kept, "HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull})
+        read_pip_settings({**kept_variables, "HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull})
         == PipSettings()
     )
 
 
 def test_the_default_index_is_pips_own() -> None:
-    """pip's help names it, too: two programs of other makers say the same."""
+    """pip's help names the address, too: two programs of other makers say the same."""
     words = (sys.executable, "-I", "-m", "pip", "install", "--help")
     done = subprocess.run(
         words, env={**os.environ, "COLUMNS": "500"}, capture_output=True, text=True, check=True
@@ -255,9 +260,9 @@ def test_a_file_in_an_index_on_this_machine_is_found(
         encoding="utf-8",
     )
     settings = read(tmp_path, f"[global]\n{kind} = {(tmp_path / 'index' / 'simple').as_uri()}/\n")
-    found = find_local_file(PACKAGE, settings)
-    assert found is not None
-    assert found.resolve() == folder / FILE
+    local_file = find_local_file(PACKAGE, settings)
+    assert local_file is not None
+    assert local_file.resolve() == folder / FILE
 
 
 def test_a_file_with_another_hash_is_ignored(folder: Path, tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""This machine as one value: whom it trusts, what a build is given of it, and
-what must not stay behind.
+"""Test this machine as one value: its trusted authorities, the secrets that a build gets, and the
+files that must not stay behind.
 """
 
 from __future__ import annotations
@@ -102,7 +102,9 @@ def test_what_must_not_stay_in_an_image() -> None:
     ],
 )
 def test_short_and_public_texts_are_not_looked_for(settings: PipSettings) -> None:
-    """They occur in pip, in torch and in everything: an image would fail its tests for nothing."""
+    """Leave out texts that occur in pip, in torch and in everything: an image would fail its tests
+    for nothing.
+    """
     machine = replace(
         HostSettings(pip=settings), proxies={"no_proxy": "10.0.0.0/8", "http_proxy": "p:80"}
     )
@@ -110,7 +112,7 @@ def test_short_and_public_texts_are_not_looked_for(settings: PipSettings) -> Non
 
 
 def test_secrets_do_not_stand_in_the_text_of_the_settings() -> None:
-    """Whoever prints the settings must not print credentials with them."""
+    """Leave no credentials in the printed text of the settings."""
     assert "password word" not in repr(MACHINE)
 
 
@@ -143,7 +145,7 @@ def test_proxies_keep_their_spelling() -> None:
 
 
 def test_this_machine_can_be_read(tmp_path: Path) -> None:
-    """Whatever it has: the settings come as one value, and turn into all secrets."""
+    """Read this machine's own settings: they come as one value, and turn into all secrets."""
     (tmp_path / "netrc").write_text(
         "machine mirror.example login user password word\n", encoding="utf-8"
     )
@@ -196,7 +198,7 @@ default login everybody password d
 def test_logins_go_to_named_hosts_alone(addresses: tuple[str, ...], expected: str) -> None:
     text = select_logins(find_hosts(addresses), NETRC)
     assert text.decode() == expected
-    # It can be read again, by the standard library too.
+    # The file can be read again, by the standard library too.
     assert select_logins(find_hosts(addresses), text) == text
 
 

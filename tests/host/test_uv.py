@@ -28,12 +28,12 @@ def test_threads_that_ask_first_at_the_same_time_get_the_same_path() -> None:
     """Python's table of its own paths is filled by the first question of a
     process, so each try is a process.
     """
-    found = set()
+    paths = set()
     for _ in range(10):
         done = subprocess.run(
             (sys.executable, "-c", PROGRAM), capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
-        found.add(done.stdout)
-    [path] = found
+        paths.add(done.stdout)
+    [path] = paths
     assert path.endswith("/uv\n")

@@ -29,7 +29,7 @@ class Package:
 
 
 class Archive:
-    """What is at ``today``.
+    """A Debian archive as it is at ``today``.
 
     Each state that it had is below ``archive/main/DATE``, as a snapshot service has it.
     """
@@ -49,9 +49,11 @@ class Archive:
         """Be in a state: the package in this version, and ``others`` in theirs,
         signed on this day.
         """
-        made = [self._package(PACKAGE, version, "demo")]
-        made += [self._package(other, its_own, other) for other, its_own in self.others.items()]
-        packages = "".join(each.row for each in made).encode()
+        package_files = [self._package(PACKAGE, version, "demo")]
+        package_files += [
+            self._package(other, its_own, other) for other, its_own in self.others.items()
+        ]
+        packages = "".join(package_file.row for package_file in package_files).encode()
         path = "main/binary-amd64/Packages"
         release = (
             "Origin: Tests\n"
@@ -63,15 +65,15 @@ class Archive:
             "SHA256:\n"
             f" {hashlib.sha256(packages).hexdigest()} {len(packages)} {path}\n"
         )
-        signed = self._gpg("--clearsign", "--output", "-", given=release.encode())
+        signed = self._gpg("--clearsign", "--output", "-", input_bytes=release.encode())
         places = ["/today"]
         if self._keeps:
             places.append(f"/archive/main/{day.astimezone(UTC):%Y%m%dT%H%M%SZ}")
         for place in places:
             self._server.serve(f"{place}/dists/{SUITE}/InRelease", signed)
             self._server.serve(f"{place}/dists/{SUITE}/{path}", packages)
-            for each in made:
-                self._server.serve(f"{place}/pool/{each.file}", each.content)
+            for package_file in package_files:
+                self._server.serve(f"{place}/pool/{package_file.file}", package_file.content)
 
     def _package(self, package: str, version: str, file: str) -> Package:
         """Make a package with a file that says its version."""
@@ -103,9 +105,9 @@ class Archive:
         sums = f"Size: {len(content)}\nSHA256: {hashlib.sha256(content).hexdigest()}\n\n"
         return Package(file=name, content=content, row=f"{control}Filename: pool/{name}\n{sums}")
 
-    def _gpg(self, *words: str, given: bytes = b"") -> bytes:
+    def _gpg(self, *words: str, input_bytes: bytes = b"") -> bytes:
         command = ("gpg", "--homedir", str(self._home), "--batch", "--passphrase", "", *words)
-        return subprocess.run(command, check=True, capture_output=True, input=given).stdout
+        return subprocess.run(command, check=True, capture_output=True, input=input_bytes).stdout
 
 
 def dated(day: datetime) -> str:

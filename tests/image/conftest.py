@@ -121,11 +121,11 @@ def network() -> Iterator[Any]:
     import docker
 
     client = docker.from_env()
-    made = client.networks.create(
+    docker_network = client.networks.create(
         f"trainworks-test-{uuid.uuid4().hex[:10]}", driver="bridge", internal=True
     )
     try:
-        yield made
+        yield docker_network
     finally:
-        made.remove()
+        docker_network.remove()
         client.close()

@@ -1,5 +1,5 @@
-"""Hosts with EFA devices that are not there: what the kernel would say of them,
-for a container of a test.
+"""Simulate hosts with EFA devices that are not there: the kernel's answers about them, for a
+container of a test.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class EfaHost:
     per_gpu: int = 1
 
     def write(self, folder: Path) -> None:
-        """Write what a container of this host gets.
+        """Write the files that a container of this host gets.
 
         Args:
             folder: Gets ``class`` and ``bus`` (to be those of /sys), ``nodes`` (/dev/infiniband)
@@ -48,13 +48,13 @@ class EfaHost:
             root = classes / "tree" / f"pci0000:{bus:02x}"
             device = root / f"0000:{bus:02x}:1b.0"
             place = root / "pci_bus" / f"0000:{bus:02x}"
-            for made in (
+            for new_folder in (
                 device,
                 place,
                 classes / "infiniband" / name,
                 classes / "infiniband_verbs" / f"uverbs{index}",
             ):
-                made.mkdir(parents=True)
+                new_folder.mkdir(parents=True)
             (classes / "pci_bus" / f"0000:{bus:02x}").symlink_to(
                 f"../tree/{root.name}/pci_bus/{place.name}"
             )
@@ -64,7 +64,7 @@ class EfaHost:
             (classes / "infiniband" / name / "device").symlink_to(
                 f"../../tree/{root.name}/{device.name}"
             )
-            # How the plugin reads it: the card's PCI bus in the second byte from the right.
+            # How the plugin reads the path: the card's PCI bus in the second byte from the right.
             (classes / "infiniband" / name / "node_guid").write_text(
                 f"{index:04x}:0000:0000:{bus:02x}00\n"
             )

@@ -2,8 +2,8 @@
 own cannot be had here.
 
 As AWS's, it unpacks to one folder, takes its flags, installs packages of its own by the package
-manager, lists them in /opt/amazon/efa_installed_packages, and brings an Open MPI that nobody asked
-for.
+manager, lists them in /opt/amazon/efa_installed_packages, and brings an Open MPI that the recipe
+did not ask for.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ def make_installer(folder: Path, *, headers: bool = False) -> str:
     work = folder / "efa-work"
     package, unpacked = work / "package", work / "aws-efa-installer"
     (package / "DEBIAN").mkdir(parents=True)
-    (package / "DEBIAN" / "control").write_text(
-        CONTROL.replace("libfabric1,", "libfabric1, libfabric-dev,") if headers else CONTROL
-    )
-    for name, target in {**LINKS, **(HEADERS if headers else {})}.items():
+    control = CONTROL.replace("libfabric1,", "libfabric1, libfabric-dev,") if headers else CONTROL
+    (package / "DEBIAN" / "control").write_text(control)
+    links = {**LINKS, **HEADERS} if headers else LINKS
+    for name, target in links.items():
         link = package / "opt" / "amazon" / name
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(target)

@@ -1,4 +1,4 @@
-"""A container that is none: what an image is asked runs in a process of this machine."""
+"""Stand in for a container: the questions to an image run in a process of this machine."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ class Here:
         return Completed(status=done.returncode, output=done.stdout.decode(errors="replace"))
 
     def testinfra_backend(self) -> object:
-        """Nothing needs it."""
+        """Refuse: no test needs a backend."""
         raise NotImplementedError

@@ -22,7 +22,7 @@ def wheel_of(name: str, version: str, text: str, *requires: str) -> tuple[str, b
     files = {
         f"{name}.py": text,
         f"{information}/METADATA": metadata
-        + "".join(f"Requires-Dist: {each}\n" for each in requires),
+        + "".join(f"Requires-Dist: {requirement}\n" for requirement in requires),
         f"{information}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     files[f"{information}/RECORD"] = "".join(
@@ -36,15 +36,15 @@ def wheel_of(name: str, version: str, text: str, *requires: str) -> tuple[str, b
 
 
 def sdist_of(name: str, version: str, setup: str, **files: str) -> tuple[str, bytes]:
-    """Return name and content of a source archive that says what it requires
-    only when its setup.py runs.
+    """Return name and content of a source archive that tells its requirements only when its
+    setup.py runs.
     """
     stem = f"{name}-{version}"
-    said = f"Metadata-Version: 1.0\nName: {name}\nVersion: {version}\n"
+    metadata = f"Metadata-Version: 1.0\nName: {name}\nVersion: {version}\n"
     texts = {
-        "PKG-INFO": said,
+        "PKG-INFO": metadata,
         "setup.py": setup,
-        **{f"{each}.py": text for each, text in files.items()},
+        **{f"{file}.py": text for file, text in files.items()},
     }
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
@@ -58,7 +58,7 @@ def sdist_of(name: str, version: str, setup: str, **files: str) -> tuple[str, by
 class Index(ThreadingHTTPServer):
     """A package index on loopback; with a password, for those who have it.
 
-    ``asked`` has the paths of all requests.
+    ``requested_paths`` has the paths of all requests.
 
     ``says_hashes``: whether its pages say them. Folders of files, and small servers, do not.
     """
@@ -68,7 +68,7 @@ class Index(ThreadingHTTPServer):
     def __init__(self, files: Mapping[str, bytes], password: str = "") -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.files, self.password = dict(files), password
-        self.asked: list[str] = []
+        self.requested_paths: list[str] = []
         self.says_hashes = True
 
     @property
@@ -99,7 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         index = self.server
-        index.asked.append(self.path)
+        index.requested_paths.append(self.path)
         expected = base64.b64encode(f"{USER}:{index.password}".encode()).decode()
         if index.password and self.headers.get("Authorization") != f"Basic {expected}":
             self.answer(401, b"who are you?")
@@ -115,7 +115,8 @@ class _Handler(BaseHTTPRequestHandler):
                 for name in sorted(index.files)
                 if name.split("-")[0].replace("_", "-") == parts[-1]
             ]
-            self.answer(200 if names else 404, index.page(iter(names)).encode())
+            status = 200 if names else 404
+            self.answer(status, index.page(iter(names)).encode())
 
     def answer(self, status: int, body: bytes) -> None:
         self.send_response(status)

@@ -1,5 +1,5 @@
-"""What the tests of training jobs share: a job's /opt/ml, what a job that
-trained leaves, two hosts on a network.
+"""Share a job's /opt/ml, the files of a job that trained, and two hosts on a network among the
+tests of training jobs.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ RESTRICTED: Mapping[str, Any] = {
     "read_only": True,
     "tmpfs": {"/tmp": "exec,mode=1777"},  # as an emptyDir of Kubernetes
 }
-"""What Kubernetes' level "restricted" asks of a container, beside a user who is
-not root, and a read-only root.
+"""Settings that Kubernetes' level "restricted" demands of a container, beside a user who is not
+root, and a read-only root.
 """
 
 
@@ -63,7 +63,7 @@ def run_on_hosts(
     status: int = 0,
     settings: Mapping[str, Any] = {},
 ) -> str:
-    """Run a job in one container for each host, on a private network; return what they said.
+    """Run a job in one container for each host, on a private network; return the output of all.
 
     Args:
         reference: The image.
@@ -117,5 +117,5 @@ def train_on_two_hosts(
         run_on_hosts(reference, network, folders, settings=settings), 2, folder / "algo-1"
     )
     assert (folder / "algo-2" / "output" / "success").exists()
-    # One model, and it is the leader's: only rank 0 writes it.
+    # The one model is the leader's: only rank 0 writes a model.
     assert not any((folder / "algo-2" / "model").iterdir())

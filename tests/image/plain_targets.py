@@ -35,7 +35,7 @@ def write_targets(root: Path, facts: Facts, names: Sequence[str]) -> str:
         if (row.framework, row.cuda) == (LIKE, CELL) and facts.name_of(row) in facts.built_by_target
     )
     plan = make_plan(request_for(row, facts), facts)
-    # What only the framework needs is in no image without it, although the lock has it.
+    # The packages of the framework alone are in no image without it, although the lock has them.
     lock = root / "images" / "lock" / f"{plan.target.name}.toml"
     bases = root / "images" / "bases.toml"
     text = bases.read_text(encoding="utf-8")

@@ -2,7 +2,7 @@
 without the vendors' hosts.
 
 Each component of the row of PyTorch 1.10.2 and CUDA 11.3 that is compiled from source is compiled
-here, by the same recipe, in one build. What is different, because the vendors' files cannot be
+by the same recipe, in one build. These parts differ, because the vendors' files cannot be
 downloaded everywhere:
 
 - NVIDIA's base images: Debian 12 with Debian's own CUDA toolkit 11.8 below /usr/local/cuda, as two
@@ -54,7 +54,7 @@ from trainworks_testing.ports import free_port
 PROOF = "TRAINWORKS_PROOF"
 """The variable that names the folder of sources.
 
-Only `make proof` sets it: half an hour of compilation.
+Only `make proof` sets the variable: half an hour of compilation.
 """
 
 CUDA, TOOLKIT = "cu118", "11.8.89"
@@ -131,7 +131,7 @@ provides = {{ cuda = "{cuda}" }}
 source = "tests/image/source_page.py"
 """
 
-# What a program needs to be compiled, and to run, without a driver.
+# Files that the compilation of a program needs, and its run without a driver.
 TOOLKIT_PACKAGES = (
     *("nvidia-cuda-toolkit", "nvidia-cuda-dev", "libcudart11.0", "libnvvm4", "libnvtoolsext1"),
     *(
@@ -160,8 +160,8 @@ HEADERS = "cuda-include"
 """Where `make_base_images` leaves the toolkit's headers, beside its folder."""
 
 LOADED = ("libcudart.so.", "libnvToolsExt.so.")
-"""What the runtime image has of the toolkit: NVIDIA's has all libraries, and
-nothing here loads the others.
+"""Libraries of the toolkit in the runtime image: NVIDIA's has all libraries, and nothing in these
+tests loads the others.
 """
 
 UNFIT_RULES = ('name = "torch-build-cuda-11"', 'name = "smp-', 'name = "smddp-')
@@ -208,15 +208,15 @@ def make_mirror(folder: Path) -> dict[str, str]:
 
     Return the hashes of those that were made here, by component.
     """
-    given = mirror_folder()
-    for path in given.iterdir():
+    mirror = mirror_folder()
+    for path in mirror.iterdir():
         if path.name.startswith(FROM_GIT):
             shutil.copy(path, folder)
     for name in ARCHIVES:
         # A mirror is flat: two archives have one name upstream.
-        shutil.copy(given / name, folder / name.replace("/", "-"))
+        shutil.copy(mirror / name, folder / name.replace("/", "-"))
     tree = folder / MADE["rmm"]
-    with tarfile.open(given / f"rmm-{RMM_COMMIT}.git.tar.gz") as packed:
+    with tarfile.open(mirror / f"rmm-{RMM_COMMIT}.git.tar.gz") as packed:
         packed.extractall(folder / ".rmm", filter="tar")
     command = (
         "git",
@@ -249,11 +249,11 @@ def _complete_boost(folder: Path) -> None:
         run("download", "bison", "m4")
     for package in work.glob("*.deb"):
         subprocess.run(("dpkg-deb", "--extract", str(package), str(work)), check=True, timeout=300)
-    given = folder / BOOST.file
+    archive = folder / BOOST.file
     root, engine = work / "boost_1_74_0", "tools/build/src/engine"
     root.mkdir()
     subprocess.run(
-        ("tar", "-xf", given, "-C", root, "--strip-components=1"), check=True, timeout=300
+        ("tar", "-xf", archive, "-C", root, "--strip-components=1"), check=True, timeout=300
     )
     subprocess.run(
         (
@@ -283,7 +283,7 @@ def _complete_boost(folder: Path) -> None:
         check=True,
         timeout=300,
     )
-    given.unlink()
+    archive.unlink()
     shutil.rmtree(work)
 
 
@@ -327,17 +327,18 @@ def make_base_images(folder: Path, base: str, registry: str) -> dict[str, str]:
     digests = {}
     for tag, text in (("devel", DEVEL), ("runtime", RUNTIME)):
         (folder / "Dockerfile").write_text(text.format(base=base))
-        (folder / ".dockerignore").write_text(
-            f"*\n!{'toolkit.tar' if tag == 'devel' else 'runtime.deb'}\n"
-        )
+        source = "toolkit.tar" if tag == "devel" else "runtime.deb"
+        (folder / ".dockerignore").write_text(f"*\n!{source}\n")
         name = f"{registry}/cuda:{tag}"
         for words in (("build", "--quiet", "--tag", name, str(folder)), ("push", "--quiet", name)):
             subprocess.run(("docker", *words), check=True, capture_output=True, timeout=900)
         words = ("docker", "inspect", "--format", '{{join .RepoDigests " "}}', name)
-        said = subprocess.run(words, check=True, capture_output=True, text=True, timeout=300).stdout
+        output = subprocess.run(
+            words, check=True, capture_output=True, text=True, timeout=300
+        ).stdout
         # An earlier run's registry may have had the same image.
         (digests[tag],) = {
-            each.rpartition("@")[2] for each in said.split() if each.startswith(f"{registry}/")
+            word.rpartition("@")[2] for word in output.split() if word.startswith(f"{registry}/")
         }
     shutil.rmtree(folder)
     return digests
@@ -378,7 +379,7 @@ def make_checkout(
         )
     images = folder / "images"
     versions = ", ".join(f'{name} = "{version}"' for name, version in VERSIONS.items())
-    made = [
+    made_sources = [
         Source(
             name=name,
             version=VERSIONS[name],
@@ -391,15 +392,17 @@ def make_checkout(
         for name, file in MADE.items()
     ]
     head, *blocks = (images / "artifacts.toml").read_text(encoding="utf-8").split(HEADER)
-    ours = [*(each for each in FROM_DEBIAN if each.name not in MADE), *made]
-    heads = heads_of([("torch", VERSIONS["torch"]), *((each.name, each.version) for each in ours)])
+    ours = [*(source for source in FROM_DEBIAN if source.name not in MADE), *made_sources]
+    heads = heads_of(
+        [("torch", VERSIONS["torch"]), *((source.name, source.version) for source in ours)]
+    )
     others = [HEADER + block for block in blocks if not block.startswith(heads)]
     together = {
         "rmm": (
             'together = { cnmem = "2019.1", spdlog = "1.6.0", thrust = "1.9.10", cub = "1.9.10" }\n'
         )
     }
-    rows = [artifact(each) + together.get(each.name, "") for each in ours]
+    rows = [artifact(source) + together.get(source.name, "") for source in ours]
     rows.append(efa_installer.row(hashes["efa-installer"]))
     (images / "artifacts.toml").write_text("".join([head, *others, *rows]), encoding="utf-8")
     added = {
@@ -418,25 +421,21 @@ def make_checkout(
     )
     rules = images / "compatibility.toml"
     head, *blocks = rules.read_text(encoding="utf-8").split("[[rule]]\n")
-    kept = [each for each in blocks if not each.startswith(UNFIT_RULES)]
-    rules.write_text("[[rule]]\n".join([head, *kept]), encoding="utf-8")
+    kept_blocks = [block for block in blocks if not block.startswith(UNFIT_RULES)]
+    rules.write_text("[[rule]]\n".join([head, *kept_blocks]), encoding="utf-8")
     components = images / "components.toml"
     head, *blocks = components.read_text(encoding="utf-8").split(COMPONENT)
     # This repository's smp and smddp take the place of AWS's.
-    kept = [
-        each
-        for each in blocks
-        if not (each.startswith(('name = "smp"', 'name = "smddp"')) and '"vendor"' in each)
+    kept_blocks = [
+        block
+        for block in blocks
+        if not (block.startswith(('name = "smp"', 'name = "smddp"')) and '"vendor"' in block)
     ]
-    kept = [
-        (
-            each.replace('sources = ["packages"]', 'sources = ["packages", "vendor"]')
-            if each.startswith(('name = "smp"', 'name = "smddp"'))
-            else each
-        )
-        for each in kept
-    ]
-    components.write_text(COMPONENT.join([head, *kept]), encoding="utf-8")
+    for index, block in enumerate(kept_blocks):
+        if block.startswith(('name = "smp"', 'name = "smddp"')):
+            both = 'sources = ["packages", "vendor"]'
+            kept_blocks[index] = block.replace('sources = ["packages"]', both)
+    components.write_text(COMPONENT.join([head, *kept_blocks]), encoding="utf-8")
     lock = (images / "lock" / f"{PACKAGES_TARGET}.toml").read_text(encoding="utf-8")
     (images / "lock" / f"{TARGET}.toml").write_text(lock + CMAKE, encoding="utf-8")
     return folder

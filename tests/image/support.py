@@ -1,5 +1,5 @@
-"""What the tests of the real `cpu` image share: it is built once for each
-engine, by the product's own command.
+"""Share the real `cpu` image among its tests: it is built once for each engine, by the product's
+own command.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltByCommand:
-    """What `build.py --format json` said of an image, the engine that holds it,
-    and the checkout with its record.
+    """The report of `build.py --format json` on an image, the engine that holds the image, and the
+    checkout with its record.
     """
 
     engine: Engine
@@ -60,7 +60,7 @@ def engine_that_answers(name: str) -> Engine:
 
 
 def copied_checkout(folder: Path) -> Path:
-    """Copy what an image is made of: the same bytes, at another place."""
+    """Copy the files that an image is made of: the same bytes, at another place."""
     for name in ("images", "templates", "launcher", "smdistributed"):
         skipped = shutil.ignore_patterns("__pycache__", "*.egg-info", ".*cache")
         shutil.copytree(ROOT / name, folder / name, ignore=skipped)
@@ -99,8 +99,8 @@ def build_once(
     A failed image test fails every test that wants the image.
 
     Args:
-        shared: The folder of that name (``tests/conftest.py``): another process
-            reads there what the first was told.
+        shared: The folder of that name (``tests/conftest.py``): another process reads the first
+            one's report there.
         name: The engine.
         framework: As on the command line.
         cuda: As on the command line.
@@ -108,12 +108,12 @@ def build_once(
     """
     engine = engine_that_answers(name)
     title = f"trainworks-test-{name}-{framework}-{cuda}"
-    root, said = shared / title, shared / f"{title}.json"
+    root, description_file = shared / title, shared / f"{title}.json"
     with _one_at_a_time(title):
-        if not said.exists():
+        if not description_file.exists():
             # In a copy, so that the record of the build does not change this checkout.
             shutil.rmtree(root, ignore_errors=True)
-            # A variant of a target is not what its record is of.
+            # A variant of a target is another image than its record describes.
             record = () if "--without" in more else ("--record",)
             words = (*record, "--root", str(copied_checkout(root)), *more)
             command = build_command(name, *words, framework=framework, cuda=cuda)
@@ -123,9 +123,11 @@ def build_once(
             # Not the checks that passed: the one that did not is above them.
             complaints = [line for line in done.stderr.splitlines() if not line.startswith("ok  ")]
             assert done.returncode == 0, "\n".join(complaints)[-6000:]
-            said.write_text(
+            description_file.write_text(
                 json.dumps({"report": json.loads(done.stdout), "progress": done.stderr}),
                 encoding="utf-8",
             )
-    found = json.loads(said.read_text(encoding="utf-8"))
-    return BuiltByCommand(engine=engine, root=root, reference=found["report"]["tags"][0], **found)
+    description = json.loads(description_file.read_text(encoding="utf-8"))
+    return BuiltByCommand(
+        engine=engine, root=root, reference=description["report"]["tags"][0], **description
+    )

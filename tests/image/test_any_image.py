@@ -24,8 +24,8 @@ PACKAGES = "/opt/venv/lib/python3.11/site-packages"
 OF_ANOTHER_MAKER = f"LABEL org.opencontainers.image.title=theirs {INPUTS_LABEL}=\n"
 
 SOUND = (
-    # What builds of training images do: users, code, settings of packages,
-    # links, a cache that only costs space.
+    # Steps of usual training images: users, code, settings of packages, links, a cache that only
+    # costs space.
     "RUN useradd --create-home trainer && mkdir /workspace && chmod 777 /workspace && echo 'x = 1'"
     " > /workspace/t.py && echo '# more' >> /etc/ssh/sshd_config && ln -s python3 /usr/bin/python"
     " && ln -s /workspace/none /workspace/to && mkdir -p /root/.cache/pip && echo cached >"
@@ -58,14 +58,14 @@ FAULTS = {
     ): "/opt/cuda/lib64/stubs/libcuda.so.1",
     f"cp -r {PACKAGES}/six-*.dist-info {PACKAGES}/six-1.0.dist-info": "six: ",
 }
-"""What a Dockerfile does, and the words that say it."""
+"""Steps of a Dockerfile, and the words that the check has for them."""
 
 
 def checked(
     image: BuiltByCommand, folder: Path, dockerfile: str, *options: str
 ) -> tuple[int, dict[str, Any], str]:
-    """Build an image from the text of a Dockerfile, and check it: exit status,
-    result, and what people are told.
+    """Build an image from the text of a Dockerfile, and check it; return the exit status, the
+    result and the messages.
     """
     (folder / "Dockerfile").write_text(f"FROM {image.reference}\n{dockerfile}")
     name = f"localhost/trainworks-any-{uuid.uuid4().hex[:12]}:test"
@@ -93,9 +93,9 @@ def checked(
 def test_a_sound_image_made_from_ours_passes_and_says_what_a_job_finds(
     docker_image: BuiltByCommand, tmp_path: Path
 ) -> None:
-    status, result, said = checked(docker_image, tmp_path, SOUND, "--any")
-    assert status == 0, said
-    assert all(each["passed"] for each in result["checks"])
+    status, result, output = checked(docker_image, tmp_path, SOUND, "--any")
+    assert status == 0, output
+    assert all(check["passed"] for check in result["checks"])
     assert "it exposes 22/tcp" in result["notes"]
     assert "1 files of package caches are in its layers: they only cost space" in result["notes"]
     assert not [note for note in result["notes"] if note.startswith("no ")]
@@ -111,11 +111,11 @@ def test_the_faults_of_another_makers_image_are_named(
         "USER 0\n"
         "RUN rm /opt/venv/bin/torchrun\n"
     )
-    status, result, said = checked(docker_image, tmp_path, OF_ANOTHER_MAKER + steps + path)
-    assert status == ImageTestError.exit_status, said
-    found = "\n".join(each["detail"] for each in result["checks"] if not each["passed"])
+    status, result, output = checked(docker_image, tmp_path, OF_ANOTHER_MAKER + steps + path)
+    assert status == ImageTestError.exit_status, output
+    details = "\n".join(check["detail"] for check in result["checks"] if not check["passed"])
     for words in (*FAULTS.values(), "an entry is empty, which means the current folder"):
-        assert words in found, said
+        assert words in details, output
     assert "no torchrun: torch's launcher" in result["notes"]
 
 
@@ -124,9 +124,9 @@ def test_an_image_without_a_python_is_asked_what_a_shell_can_tell(
     docker_image: BuiltByCommand, tmp_path: Path
 ) -> None:
     without = "RUN rm -r /opt/venv /usr/bin/python3*\nUSER 1000\n"
-    status, result, said = checked(docker_image, tmp_path, OF_ANOTHER_MAKER + without)
-    assert status == ImageTestError.exit_status, said
-    broken = [each["title"] for each in result["checks"] if not each["passed"]]
+    status, result, output = checked(docker_image, tmp_path, OF_ANOTHER_MAKER + without)
+    assert status == ImageTestError.exit_status, output
+    broken = [check["title"] for check in result["checks"] if not check["passed"]]
     assert broken == ["no link of a program or library leads nowhere"]
     assert any(note.startswith("its files were not looked at") for note in result["notes"])
     assert any(note.startswith("it runs as user 1000") for note in result["notes"])
@@ -138,11 +138,11 @@ def test_what_an_image_prints_at_the_end_of_each_python_is_not_its_answer(
 ) -> None:
     lines = "import atexit; atexit.register(print, 'bye')"
     step = f'RUN echo "{lines}" > {PACKAGES}/zz.pth\n'
-    _, result, said = checked(docker_image, tmp_path, OF_ANOTHER_MAKER + step)
-    titles = {each["title"]: each["passed"] for each in result["checks"]}
+    _, result, output = checked(docker_image, tmp_path, OF_ANOTHER_MAKER + step)
+    titles = {check["title"]: check["passed"] for check in result["checks"]}
     assert [
         passed for title, passed in titles.items() if title.startswith("import torch succeeds: ")
-    ] == [True], said
+    ] == [True], output
     assert "all shared libraries under /usr, /opt find what they need" in titles
     assert not [note for note in result["notes"] if "no torch" in note]
 
@@ -153,8 +153,8 @@ def test_an_image_whose_python_ends_before_it_answers_has_passed_nothing(
 ) -> None:
     torch = f"{PACKAGES}/torch"
     step = f"RUN rm -r {torch}/__pycache__ && echo 'import os; os._exit(0)' > {torch}/__init__.py\n"
-    status, result, said = checked(docker_image, tmp_path, OF_ANOTHER_MAKER + step)
+    status, result, output = checked(docker_image, tmp_path, OF_ANOTHER_MAKER + step)
     assert status == ImageTestError.exit_status
-    assert [each["passed"] for each in result["checks"] if each["component"] == "torch"] == [
+    assert [check["passed"] for check in result["checks"] if check["component"] == "torch"] == [
         False
-    ], said
+    ], output

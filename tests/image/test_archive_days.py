@@ -1,5 +1,5 @@
-"""Which day of the package archive an image is of: an archive on loopback moves
-between builds, with each engine.
+"""Test the day of the package archive that an image is of: an archive on loopback moves between
+builds, with each engine.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Days:
     other: str = "one"
     packages: tuple[str, ...] = (PACKAGE,)
     layers: int = 1
-    made: list[str] = field(default_factory=list)
+    built: list[str] = field(default_factory=list)
 
     def lock(self) -> None:
         """Lock the state of today."""
@@ -70,7 +70,9 @@ class Days:
         self, *, snapshots: bool = True, locked: bool = False, no_cache: bool = False
     ) -> BuiltImage:
         """Build; ``snapshots``: whether this machine knows where the archive of other days is."""
-        states = ";".join(f"{each.suite} {each.date} {each.contents}" for each in self.base.states)
+        states = ";".join(
+            f"{state.suite} {state.date} {state.contents}" for state in self.base.states
+        )
         secrets = "--mount=type=secret,id=apt.conf --mount=type=secret,id=sources.list"
         mounts = f"{secrets} --mount=type=bind,source=files/system,target=/mnt"
         dockerfile = (
@@ -92,7 +94,8 @@ class Days:
             f"COPY --from=wheels{number} /opt/root /\n" for number in range(self.layers)
         )
         script = (ROOT / "templates" / "files" / "system" / "install-packages").read_bytes()
-        settings = replace(self.settings, snapshot=self.archive.snapshot if snapshots else "")
+        snapshot = self.archive.snapshot if snapshots else ""
+        settings = replace(self.settings, snapshot=snapshot)
         spec = ImageSpec(
             name="days",
             tags=(self.tag,),
@@ -108,7 +111,7 @@ class Days:
         image = build_image(
             spec, self.engine, BuildOptions(until="build", locked=locked, no_cache=no_cache)
         ).image
-        self.made.append(image.identifier)
+        self.built.append(image.identifier)
         return image
 
     def install_in_base(self, version: str) -> None:
@@ -132,8 +135,8 @@ class Days:
 
     @property
     def same_bytes(self) -> bool:
-        """Whether this engine writes no times of its own into layers: not
-        Docker before 26, and with its own store.
+        """Return whether this engine writes no times of its own into layers: not Docker before 26,
+        and with its own store.
         """
         return not isinstance(self.engine, DockerEngine) or self.engine.sets_times()
 
@@ -149,8 +152,8 @@ def days(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Days]:
     name, tag = f"trainworks-test/days-base:{mark}", f"trainworks-test/days:{mark}"
     context = tmp_path / "base"
     context.mkdir()
-    # What the base itself says of its archive is not in question; no other test
-    # has made layers on it.
+    # The base's own record of its archive is not in question; no other test has made layers on the
+    # base.
     text = (
         f"FROM {debian.name}\nRUN rm -f /usr/share/trainworks/archives && echo {mark} > /etc/mark\n"
     )
@@ -178,7 +181,7 @@ def days(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Days]:
                 engine.remove(reference)
 
 
-def said_of(state: LockedArchive) -> str:
+def line_of_state(state: LockedArchive) -> str:
     return f"{state.suite} {state.date} {state.contents[:12]}"
 
 
@@ -206,19 +209,22 @@ def test_a_row_that_moves_renews_the_system_layers_and_no_other(days: Days) -> N
     second = days.build(locked=True)
     assert (days.version(second), second.labels[ARCHIVES_LABEL]) == (
         "2",
-        said_of(days.base.states[0]),
+        line_of_state(days.base.states[0]),
     )
     if days.same_bytes:
-        same = [one == other for one, other in zip(first.layers, second.layers, strict=True)]
+        same = [
+            first_layer == other
+            for first_layer, other in zip(first.layers, second.layers, strict=True)
+        ]
         assert same == [*[True] * (len(same) - 2), False, True]
-        # What was built before under the name says nothing about an image.
+        # An image that was built before under the name says nothing about this one.
         days.base = of_first
         assert days.build(locked=True).identifier == first.identifier
 
 
 def test_one_security_update_of_twenty_packages_gives_one_new_layer(days: Days) -> None:
-    """Whatever the layers of wheels are made in: the base and they keep their
-    digests, and a registry has them.
+    """Keep the digests of the base and of the layers of wheels, so that a registry has them
+    already.
 
     The update is of a package that the base itself has.
     """
@@ -248,8 +254,8 @@ def test_one_security_update_of_twenty_packages_gives_one_new_layer(days: Days) 
 
 
 def test_a_bootstrapped_base_has_the_release_and_no_update(days: Days, tmp_path: Path) -> None:
-    """So it has the same bytes on each day between two point releases, whatever
-    else this machine's archive has.
+    """Get the same bytes on each day between two point releases, although this machine's archive
+    changes.
     """
     facts = load(ROOT)
     debian = own_base(make_plan(Request(framework="pytorch", cuda="cpu"), facts))
@@ -261,11 +267,11 @@ def test_a_bootstrapped_base_has_the_release_and_no_update(days: Days, tmp_path:
         settings, apt=replace(settings.apt, sources=(*settings.apt.sources, updates))
     )
     days.archive.requests.clear()
-    made = bootstrap(debian, tmp_path / "base.tar", settings, lambda _line: None)
+    base_identifier = bootstrap(debian, tmp_path / "base.tar", settings, lambda _line: None)
     assert days.archive.requests == []
-    there = days.engine.inspect(debian.name)
-    assert there is not None
-    assert made.rpartition(":")[2] == there.identifier.rpartition(":")[2]
+    base_image = days.engine.inspect(debian.name)
+    assert base_image is not None
+    assert base_identifier.rpartition(":")[2] == base_image.identifier.rpartition(":")[2]
     with days.engine.container(debian.name) as container:
         recorded = container.run(("cat", RECORD)).output.splitlines()
     assert [line.split()[0] for line in recorded] == [debian.row.suite]
@@ -281,8 +287,8 @@ def test_where_only_todays_archive_is_the_image_says_so(
     assert f"the archive has it of {dated(SECOND)}" in capsys.readouterr().err
     assert days.version(image) == "2"
     assert image.labels[ARCHIVES_LABEL].startswith(f"{SUITE} {dated(SECOND)} ")
-    # Its layers are in the engine's cache, and what they were made of does not change when a
-    # snapshot can be reached.
+    # Its layers are in the engine's cache, and their origin does not change when a snapshot can be
+    # reached.
     days.other = "two"
     later = days.build()
     assert (days.version(later), later.labels[ARCHIVES_LABEL]) == (
@@ -294,7 +300,7 @@ def test_where_only_todays_archive_is_the_image_says_so(
     right = days.build(locked=True, no_cache=True)
     assert (days.version(right), right.labels[ARCHIVES_LABEL]) == (
         "1",
-        said_of(days.base.states[0]),
+        line_of_state(days.base.states[0]),
     )
 
 
@@ -303,7 +309,7 @@ def test_the_same_packages_signed_again_are_the_same_state(days: Days) -> None:
     days.archive.sign("1", SECOND)
     state = days.base.states[0]
     again = days.build(snapshots=False, locked=True, no_cache=True)
-    assert again.labels[ARCHIVES_LABEL] == first.labels[ARCHIVES_LABEL] == said_of(state)
+    assert again.labels[ARCHIVES_LABEL] == first.labels[ARCHIVES_LABEL] == line_of_state(state)
     with Client(days.settings) as client:
         assert read_todays_states(days.base.row, days.settings, client, days.base.states) == (
             state,
@@ -311,9 +317,7 @@ def test_the_same_packages_signed_again_are_the_same_state(days: Days) -> None:
 
 
 def test_the_label_is_of_the_layers_and_not_of_today(days: Days) -> None:
-    """The image is gone and its layers are not: what the archive is today says
-    nothing about them.
-    """
+    """Keep the layers of a removed image: today's archive says nothing about them."""
     first = days.build(snapshots=False)
     days.engine.tag(first.identifier, f"{days.tag}-kept")
     days.engine.remove(days.tag)

@@ -1,7 +1,7 @@
 """AWS's own sanity suite for its training images, unchanged and at a recorded
 commit, on these images.
 
-It is not in this repository: ``TRAINWORKS_TEST_AWS_SUITE`` names a git directory of
+The suite is not in this repository: ``TRAINWORKS_TEST_AWS_SUITE`` names a git directory of
 aws/deep-learning-containers.
 """
 
@@ -80,7 +80,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def failures(image: BuiltByCommand, suite: Path, device: str) -> dict[str, str]:
-    """Return the tests of the suite that fail in an image, each with what it says."""
+    """Return the tests of the suite that fail in an image, each with its message."""
     variables = {
         "EXPECTED_FRAMEWORK": "pytorch_runtime",
         "EXPECTED_DEVICE": device,
@@ -92,9 +92,9 @@ def failures(image: BuiltByCommand, suite: Path, device: str) -> dict[str, str]:
         Job(command=words, mounts=(Mount(source=suite, target="/suite"),), timeout=600),
     )
     assert done.status == 0, done.output
-    found = json.loads(done.output.splitlines()[-1])
-    assert found["run"] == 44
-    failed: dict[str, str] = found["failed"]
+    document = json.loads(done.output.splitlines()[-1])
+    assert document["run"] == 44
+    failed: dict[str, str] = document["failed"]
     return failed
 
 
@@ -123,8 +123,8 @@ def test_units_of_the_cuda_image(cuda_image: BuiltByCommand, suite: Path) -> Non
             timeout=600,
         ),
     )
-    found = json.loads(done.output.splitlines()[-1])
-    assert found["run"] == 46
+    document = json.loads(done.output.splitlines()[-1])
+    assert document["run"] == 46
     has_deepspeed = (
         cuda_image.engine.run(
             cuda_image.reference, Job(command=("sh", "-c", "command -v deepspeed"))
@@ -132,4 +132,4 @@ def test_units_of_the_cuda_image(cuda_image: BuiltByCommand, suite: Path) -> Non
         == 0
     )
     expected = EXPECTED["unit"] | ({} if has_deepspeed else EXPECTED["unit-without-deepspeed"])
-    assert found["failed"].keys() == expected.keys(), found
+    assert document["failed"].keys() == expected.keys(), document

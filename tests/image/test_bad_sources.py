@@ -1,5 +1,5 @@
-"""What a person sees when a file of the package index is not what the lock
-says, or the index does not answer.
+"""Test the error for a file of the package index that differs from the lock, or for an index that
+does not answer.
 """
 
 from __future__ import annotations

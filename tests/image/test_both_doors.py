@@ -1,5 +1,5 @@
-"""The same requirements at both doors: what `extend` locks for an image is what
-a job of the image installs.
+"""Test the same requirements at both doors: `extend` locks for an image the packages that a job of
+the image installs.
 
 One program does both. This is the one test that looks at whether it is asked in the same way.
 """
@@ -109,7 +109,9 @@ def test_extend_and_a_job_install_alike(
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    locked = dict(each.split("==") for each in json.loads(done.stdout)["requirements"])
+    locked = dict(
+        requirement.split("==") for requirement in json.loads(done.stdout)["requirements"]
+    )
     assert locked == {
         name: version for name, version in after.items() if before.get(name) != version
     }

@@ -1,5 +1,5 @@
-"""Breaks of an image, each in a layer of its own, and what `check --image
---only static` says of each.
+"""Test breaks of an image, each in a layer of its own, and the line of `check --image --only
+static` for each.
 
 The machine has not tested the image. Where the image's label still names the layers that were
 built, every break is named. Where the label is gone, as in an image whose layers were made into
@@ -204,7 +204,9 @@ FILES = (
     (ACL, "/etc/shadow has system.posix_acl_access"),
     (ATTRIBUTE, "/usr/bin/env has user.more"),
 )
-"""What is done to the image in one layer, and the pattern that a line of the answer has then."""
+"""Commands that break the image, each in one layer, and the pattern that a line of the answer has
+then.
+"""
 
 
 SETTINGS = (
@@ -239,7 +241,7 @@ def label(request: pytest.FixtureRequest) -> list[str]:
     return [] if request.param == "the label names the layers" else [f"LABEL {LAYERS_LABEL}="]
 
 
-def said_of(built: BuiltByCommand, lines: list[str], cache: Path) -> str:
+def check_output(built: BuiltByCommand, lines: list[str], cache: Path) -> str:
     """Build an image of these lines on another one, check it, and return the
     lines that complain.
     """
@@ -265,27 +267,29 @@ def said_of(built: BuiltByCommand, lines: list[str], cache: Path) -> str:
             "static",
         )
         environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
-        ended = subprocess.run(
+        result = subprocess.run(
             command, capture_output=True, text=True, env=environment, check=False
         )
     finally:
         subprocess.run(("docker", "rmi", tag), stdout=subprocess.PIPE, check=True)
-    assert ended.returncode == 8, ended.stderr
-    return "\n".join(line for line in ended.stderr.splitlines() if not line.startswith("ok "))
+    assert result.returncode == 8, result.stderr
+    return "\n".join(line for line in result.stderr.splitlines() if not line.startswith("ok "))
 
 
 def test_breaks_of_files_are_named(
     docker_image: BuiltByCommand, label: list[str], tmp_path: Path
 ) -> None:
-    said = said_of(docker_image, [f"RUN {command}" for command, _ in FILES] + label, tmp_path)
-    assert {needle for _, needle in FILES if not re.search(needle, said)} == set(), said
+    output = check_output(
+        docker_image, [f"RUN {command}" for command, _ in FILES] + label, tmp_path
+    )
+    assert {needle for _, needle in FILES if not re.search(needle, output)} == set(), output
 
 
 def test_breaks_of_the_configuration_are_named(
     docker_image: BuiltByCommand, tmp_path: Path
 ) -> None:
-    said = said_of(docker_image, [line for line, _ in SETTINGS], tmp_path)
-    assert [needle for _, needle in SETTINGS if not re.search(needle, said)] == [], said
+    output = check_output(docker_image, [line for line, _ in SETTINGS], tmp_path)
+    assert [needle for _, needle in SETTINGS if not re.search(needle, output)] == [], output
 
 
 def test_a_sound_image_passes_and_its_files_alone_do_not_make_it_known(
@@ -302,10 +306,10 @@ def test_a_sound_image_passes_and_its_files_alone_do_not_make_it_known(
     )
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     for _ in range(2):
-        ended = subprocess.run(
+        result = subprocess.run(
             command, capture_output=True, text=True, env=environment, check=False
         )
-        assert ended.returncode == 0, ended.stderr
-        assert "0 failed" in ended.stderr, (
+        assert result.returncode == 0, result.stderr
+        assert "0 failed" in result.stderr, (
             "the second time is not asked: an image of which only files were asked is known"
         )

@@ -68,21 +68,21 @@ def run(reference: str, network: Any, folder: Path) -> str:
     for host in hosts:
         folders[host] = folder / host
         config = folders[host] / "input/config"
-        for made in (config, folders[host] / "code", folders[host] / "output"):
-            made.mkdir(parents=True)
+        for new_folder in (config, folders[host] / "code", folders[host] / "output"):
+            new_folder.mkdir(parents=True)
         (folders[host] / "code/program.cu").write_text(PROGRAM, encoding="utf-8")
         (folders[host] / "code/run.sh").write_text(SCRIPT, encoding="utf-8")
         (config / "hyperparameters.json").write_text(
             json.dumps({"sagemaker_program": "run.sh"}), encoding="utf-8"
         )
-        said = {"current_host": host, "hosts": hosts}
-        (config / "resourceconfig.json").write_text(json.dumps(said), encoding="utf-8")
+        resource_config = {"current_host": host, "hosts": hosts}
+        (config / "resourceconfig.json").write_text(json.dumps(resource_config), encoding="utf-8")
     return run_on_hosts(reference, network, folders)
 
 
-def said(who: str, cublas: int) -> str:
-    """What a program says on a machine without a GPU's driver: cuBLAS is there,
-    and cannot be initialized.
+def expected_line(who: str, cublas: int) -> str:
+    """Return the line of a program on a machine without a GPU's driver: cuBLAS is there, and cannot
+    be initialized.
     """
     return f"{who}: cublas {cublas}, cudaErrorInsufficientDriver, cublasCreate 1\n"
 
@@ -90,7 +90,7 @@ def said(who: str, cublas: int) -> str:
 def test_a_program_links_with_cuda_by_name(
     cuda_image: BuiltByCommand, network: Any, tmp_path: Path
 ) -> None:
-    assert run(cuda_image.reference, network, tmp_path).count(said("g++", 12)) == 2
+    assert run(cuda_image.reference, network, tmp_path).count(expected_line("g++", 12)) == 2
 
 
 def test_nvcc_compiles_and_links_with_cuda_by_name(network: Any, tmp_path: Path) -> None:
@@ -99,5 +99,5 @@ def test_nvcc_compiles_and_links_with_cuda_by_name(network: Any, tmp_path: Path)
         pytest.skip(
             f"NOT TESTED: {NVCC_IMAGE} names no image with nvcc (build.py --cuda cu130 --with nvcc)"
         )
-    found = run(image.reference, network, tmp_path)
-    assert [found.count(said(who, 13)) for who in ("g++", "nvcc")] == [2, 2], found
+    result = run(image.reference, network, tmp_path)
+    assert [result.count(expected_line(who, 13)) for who in ("g++", "nvcc")] == [2, 2], result

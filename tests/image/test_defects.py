@@ -50,9 +50,7 @@ PACKAGES = "/opt/venv/lib/python3.11/site-packages"
 
 
 def stock(root: Path, *owned: str, delivered: dict[str, object] | None = None) -> InstalledFiles:
-    """Ask what is wrong with the files as an image is asked, in a child, with a
-    folder as the image's root.
-    """
+    """Ask about wrong files as an image is asked, in a child, with a folder as the image's root."""
     return answer(root, files=(owned, delivered))["files"]
 
 
@@ -98,10 +96,11 @@ def test_packages_own_their_files_through_merged_folders_diversions_and_alternat
     for name in ("awk", "nawk"):
         (tmp_path / "usr/bin" / name).symlink_to(f"/etc/alternatives/{name}")
         (tmp_path / "etc/alternatives" / name).symlink_to("/usr/bin/mawk")
-    found = stock(tmp_path, "/var/lib/dpkg/**", "/bin")
-    # What lies in place of a diverted file is whose who diverted it, a person here.
-    assert found["unowned"] == ["/usr/sbin/sshd"]
-    assert found["packages"] == 5
+    contents = stock(tmp_path, "/var/lib/dpkg/**", "/bin")
+    # A file in the place of a diverted one belongs to the one who diverted it, a person in this
+    # test.
+    assert contents["unowned"] == ["/usr/sbin/sshd"]
+    assert contents["packages"] == 5
 
 
 def test_distributions_own_what_they_record_and_bytecode_of_it(tmp_path: Path) -> None:
@@ -120,8 +119,8 @@ def test_distributions_own_what_they_record_and_bytecode_of_it(tmp_path: Path) -
             "/opt/venv/bin/one": "",
             f"{packages}/egg.egg-info/installed-files.txt": "../egg/egg.py\ninstalled-files.txt\n",
             f"{packages}/egg/egg.py": "",
-            # A list of files elsewhere is nobody's: whoever writes one may not
-            # own the image with it.
+            # A list of files elsewhere has no owner: a package that writes one may not own the
+            # image with it.
             "/srv/own-1.dist-info/RECORD": "own.py,,\nown-1.dist-info/RECORD,,\n",
             "/srv/own.py": "",
         },
@@ -135,7 +134,7 @@ def test_distributions_own_what_they_record_and_bytecode_of_it(tmp_path: Path) -
 
 
 def damaged(root: Path, **parts: object) -> dict[str, str]:
-    """Return what is not as it was delivered, by path."""
+    """Return the problems of files that differ from their delivery, by path."""
     request: dict[str, object] = {
         "removed": [],
         "rights": [],
@@ -148,8 +147,8 @@ def damaged(root: Path, **parts: object) -> dict[str, str]:
         "privileged": [],
         **parts,
     }
-    found = stock(root, delivered=request)["damaged"]
-    return {each["path"]: f"{each['owner']}: {each['problem']}" for each in found}
+    damages = stock(root, delivered=request)["damaged"]
+    return {damage["path"]: f"{damage['owner']}: {damage['problem']}" for damage in damages}
 
 
 def recorded(content: str) -> str:
@@ -161,7 +160,7 @@ def recorded(content: str) -> str:
 
 
 def test_pipes_links_of_alternatives_and_folders_for_everyone(tmp_path: Path) -> None:
-    """A pipe is named and not opened: nobody would write into it."""
+    """Name a pipe without opening it: no process would write into it."""
     database = "/var/lib/dpkg"
     write(
         tmp_path,
@@ -182,22 +181,23 @@ def test_pipes_links_of_alternatives_and_folders_for_everyone(tmp_path: Path) ->
     # The image's own links are absolute in it; here they lead below the folder.
     links = {name: str((tmp_path / "etc/alternatives" / name).readlink()) for name in ("awk", "cc")}
     for name in ("awk", "cc"):
-        (tmp_path / "usr/bin" / name).symlink_to(
-            "true" if name == "cc" else f"/etc/alternatives/{name}"
-        )
+        link_target = "true" if name == "cc" else f"/etc/alternatives/{name}"
+        (tmp_path / "usr/bin" / name).symlink_to(link_target)
     os.mkfifo(tmp_path / "etc/pipe.conf")
     (tmp_path / "tmp").mkdir(mode=0o755)
     (tmp_path / "var/tmp").mkdir()
     (tmp_path / "var/tmp").chmod(0o1777)
-    found = damaged(tmp_path)
-    assert found["/etc/pipe.conf"] == ": is not a file, a folder or a link"
-    assert found["/tmp"].startswith(": has mode 0755, and should have 1777")
-    assert "/var/tmp" not in found
+    damages = damaged(tmp_path)
+    assert damages["/etc/pipe.conf"] == ": is not a file, a folder or a link"
+    assert damages["/tmp"].startswith(": has mode 0755, and should have 1777")
+    assert "/var/tmp" not in damages
     assert (
-        found["/etc/alternatives/awk"]
+        damages["/etc/alternatives/awk"]
         == f": is a link to {links['awk']}, and should be one to /usr/bin/mawk"
     )
-    assert found["/usr/bin/cc"] == ": is a link to true, and should be one to /etc/alternatives/cc"
+    assert (
+        damages["/usr/bin/cc"] == ": is a link to true, and should be one to /etc/alternatives/cc"
+    )
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
@@ -206,12 +206,12 @@ def test_a_file_of_another_user_than_root_is_told(tmp_path: Path) -> None:
     for path in ("opt/venv/bin/one", "opt/venv/bin", "etc/shadow"):
         os.chown(tmp_path / path, 1000, 0)
     (tmp_path / "etc/shadow").chmod(0o600)
-    found = damaged(tmp_path, closed=["/etc/shadow"])
-    assert {path for path, problem in found.items() if "belongs to user 1000" in problem} == {
+    damages = damaged(tmp_path, closed=["/etc/shadow"])
+    assert {path for path, problem in damages.items() if "belongs to user 1000" in problem} == {
         "/opt/venv/bin",
         "/opt/venv/bin/one",
     }
-    assert "/etc/shadow" not in found
+    assert "/etc/shadow" not in damages
 
 
 def test_files_of_wheels_are_held_to_their_record(tmp_path: Path) -> None:
@@ -240,8 +240,8 @@ def test_files_of_wheels_are_held_to_their_record(tmp_path: Path) -> None:
     (folder / "emptied.py").write_text("")
     (folder / "closed.py").chmod(0o600)
     (tmp_path / "opt/venv/bin/one").write_text("#!/nonexistent/pyth\n")
-    found = damaged(tmp_path, removed=[f"{PACKAGES}/one/rem*"])
-    assert found == {
+    damages = damaged(tmp_path, removed=[f"{PACKAGES}/one/rem*"])
+    assert damages == {
         f"{PACKAGES}/one/gone.py": "python one: is missing",
         f"{PACKAGES}/one/cut.py": "python one: has 4 bytes, and should have 13",
         f"{PACKAGES}/one/changed.py": "python one: has other contents",
@@ -398,9 +398,11 @@ def test_files_of_no_package_are_held_to_digests_originals_and_bytecode(tmp_path
     compiled["c"].write_bytes(compiled["c"].read_bytes()[:-9])
     compiled["d"].write_bytes(b"")
     (tmp_path / "opt").chmod(0o700)
-    found = damaged(tmp_path, **parts)
-    assert found.pop(f"/{compiled['c'].relative_to(tmp_path)}").startswith(": is damaged bytecode")
-    assert found == {
+    damages = damaged(tmp_path, **parts)
+    assert damages.pop(f"/{compiled['c'].relative_to(tmp_path)}").startswith(
+        ": is damaged bytecode"
+    )
+    assert damages == {
         "/etc/one": "recipe launcher: has other contents",
         "/etc/two": ": has other contents; it was made as a copy of /usr/share/two",
         "/opt/launcher/a.py": ": has other contents than its bytecode was made of",
@@ -470,9 +472,9 @@ def test_files_of_other_groups_and_secrets_are_named_by_the_table_of_rights(tmp_
     give("opt/venv/bin", 1000, 0o775)
     give("opt/venv/bin/run", 1000, 0o664)
     write(tmp_path, {"/etc/group": "root:x:0:www-data\nmail:x:8:\nshadow:x:42:games\n"})
-    found = damaged(tmp_path, rights=rights, closed=closed)
-    assert found.pop("/etc/group").startswith(": makes www-data a member of root")
-    assert found == {
+    damages = damaged(tmp_path, rights=rights, closed=closed)
+    assert damages.pop("/etc/group").startswith(": makes www-data a member of root")
+    assert damages == {
         "/etc/shadow": ": has mode 0644, and may have at most 0640",
         "/opt/venv/bin": ": has mode 0775 and group 1000: that group may change what root runs",
         "/opt/venv/bin/run": ": has mode 0664 and group 1000: that group may change what root runs",
@@ -495,16 +497,18 @@ def test_pam_asks_its_modules_in_the_order_of_its_state(tmp_path: Path) -> None:
     ]
     path = "/etc/pam.d/common-session"
 
-    def said(lines: list[str]) -> dict[str, str]:
+    def problems_of(lines: list[str]) -> dict[str, str]:
         write(tmp_path, {"/var/lib/pam/session": state, path: "\n".join(lines)})
         return damaged(tmp_path)
 
-    assert said(lines) == {}
-    told = {path: ": does not ask the modules of /var/lib/pam/session, in this order"}
-    assert said(["session requisite pam_deny.so", *lines]) == told
-    assert said(lines[:-1]) == told
-    assert said([*lines, "session optional pam_exec.so /tmp/x"]) == told
-    assert said([line.replace("required", "sufficient") for line in lines]) == told
+    assert problems_of(lines) == {}
+    expected_problems = {path: ": does not ask the modules of /var/lib/pam/session, in this order"}
+    assert problems_of(["session requisite pam_deny.so", *lines]) == expected_problems
+    assert problems_of(lines[:-1]) == expected_problems
+    assert problems_of([*lines, "session optional pam_exec.so /tmp/x"]) == expected_problems
+    assert (
+        problems_of([line.replace("required", "sufficient") for line in lines]) == expected_problems
+    )
 
 
 def test_certificates_are_found_by_their_hashes(tmp_path: Path) -> None:
@@ -520,13 +524,13 @@ def test_certificates_are_found_by_their_hashes(tmp_path: Path) -> None:
     assert damaged(tmp_path) == {}
     link.unlink()
     (tmp_path / "etc/ssl/certs/99999999.0").symlink_to("Two.pem")
-    told = ": is not found by its hash: the folder has no link to it"
-    assert damaged(tmp_path) == {"/etc/ssl/certs/One.pem": told}
+    expected_problem = ": is not found by its hash: the folder has no link to it"
+    assert damaged(tmp_path) == {"/etc/ssl/certs/One.pem": expected_problem}
 
 
 def test_bytecode_is_compiled_again(tmp_path: Path) -> None:
-    """With the hash of its source, the time of its source, or the number of
-    another Python: other code is told.
+    """Compare by the hash of its source, the time of its source, or the number of another Python:
+    other code is told.
     """
     write(
         tmp_path,
@@ -545,19 +549,20 @@ def test_bytecode_is_compiled_again(tmp_path: Path) -> None:
     for name in "bcd":
         (path,) = folder.glob(f"__pycache__/{name}.*")
         head = path.read_bytes()[:16]
-        path.write_bytes((b"\x01\x02\x0d\x0a" + head[4:] if name == "d" else head) + other)
-        said = "is not what its source compiles to"
+        beginning = b"\x01\x02\x0d\x0a" + head[4:] if name == "d" else head
+        path.write_bytes(beginning + other)
+        expected_problem = "is not what its source compiles to"
         if name == "d":
-            said = (
+            expected_problem = (
                 "is bytecode of another Python than its name says,"
                 " and is compiled anew at each start"
             )
-        expected[f"/{path.relative_to(tmp_path)}"] = f": {said}"
+        expected[f"/{path.relative_to(tmp_path)}"] = f": {expected_problem}"
     assert damaged(tmp_path) == expected
 
 
 def test_damages_of_one_kind_in_one_folder_are_one_line() -> None:
-    found: list[DamagedFile] = [
+    damages: list[DamagedFile] = [
         {"owner": "python one", "path": "/a/x", "problem": "is missing"},
         {"owner": "python one", "path": "/a/y", "problem": "is missing"},
         {"owner": "python one", "path": "/a/z", "problem": "is empty"},
@@ -571,9 +576,9 @@ def test_damages_of_one_kind_in_one_folder_are_one_line() -> None:
             "problem": "is missing",
         }
         lost["owner"] = f"package {number}"
-        found += [lost]
+        damages += [lost]
     check = PythonPackageCheck(component="parts", distribution="One", version="1")
-    assert promises.damages(found, [check]) == [
+    assert promises.damages(damages, [check]) == [
         "/a/x is missing (component parts, distribution one)",
         "/a/y is missing (component parts, distribution one)",
         "/a/z is empty (component parts, distribution one)",
@@ -627,8 +632,8 @@ def test_patterns_of_owned_files() -> None:
 
 
 def test_rpm_listings(tmp_path: Path) -> None:
-    """What ``rpm`` 4.18 printed for a small package, built and installed with
-    it, and for one that is not there.
+    """Output of ``rpm`` 4.18 for a small package, built and installed with it, and for one that is
+    not there.
     """
     owners = Owners(Image(str(tmp_path), ""))
     owners.add_rpm_listing("demo-tools\t/etc/demo.conf\ndemo-tools\t/usr/bin/demo\nempty\t(none)\n")
@@ -653,8 +658,10 @@ def test_two_architectures_of_a_debian_package(tmp_path: Path) -> None:
     write(tmp_path, {"/var/lib/dpkg/status": "\n\n".join(entries) + "\n"})
     # The interpreter that runs these tests may have a distribution twice: an
     # editable one leaves a folder beside it.
-    (found,) = ask(tmp_path, DuplicatePackagesCheck(component="c"))
-    assert [line for line in found if "Debian" in line] == ["Debian package zlib1g: amd64, i386"]
+    (duplicates,) = ask(tmp_path, DuplicatePackagesCheck(component="c"))
+    assert [line for line in duplicates if "Debian" in line] == [
+        "Debian package zlib1g: amd64, i386"
+    ]
 
 
 def test_rights(tmp_path: Path) -> None:
@@ -668,12 +675,15 @@ def test_rights(tmp_path: Path) -> None:
     for name, mode in (("tmp", 0o1777), ("var", 0o777), ("srv", 0o2775)):
         (tmp_path / name).mkdir()
         (tmp_path / name).chmod(mode)
-    found = stock(tmp_path)
-    assert {(one["path"], one["rights"]) for one in found["privileged"]} == {
+    contents = stock(tmp_path)
+    assert {
+        (privileged_file["path"], privileged_file["rights"])
+        for privileged_file in contents["privileged"]
+    } == {
         ("/usr/bin/user", "setuid"),
         ("/usr/bin/group", "setgid"),
     }
-    assert sorted(path for path, _ in found["open"]) == ["/etc/open", "/tmp", "/var"]
+    assert sorted(path for path, _ in contents["open"]) == ["/etc/open", "/tmp", "/var"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root may give a file capabilities")
@@ -688,7 +698,9 @@ def test_capabilities_are_rights_too(tmp_path: Path) -> None:
         )
     except OSError as error:
         pytest.skip(f"NOT TESTED: this file system takes no capabilities: {error}")
-    assert [one["rights"] for one in stock(tmp_path)["privileged"]] == ["capabilities"]
+    assert [privileged_file["rights"] for privileged_file in stock(tmp_path)["privileged"]] == [
+        "capabilities"
+    ]
 
 
 def test_facts_of_known_files_are_absolute_and_name_no_path_twice(facts: Facts) -> None:
@@ -760,10 +772,10 @@ def test_major_versions_of_a_library_by_its_own_name(tree: Tree) -> None:
     tree.library("/opt/b/libcudart-0a1b2c3d.so.13")
     (tree.root / "opt/a/libcudart.so").symlink_to("libcudart.so.12")
     (tree.root / "opt/a/libcudart.so.11").write_text("not a library")
-    (found,) = ask(
+    (duplicates,) = ask(
         tree.root, DuplicatePackagesCheck(component="c", libraries=("libcudart", "libnccl"))
     )
-    (line,) = (line for line in found if line.startswith(("libcudart", "libnccl")))
+    (line,) = (line for line in duplicates if line.startswith(("libcudart", "libnccl")))
     assert re.fullmatch(
         r"libcudart: /opt/a/libcudart\.so\.12 \(major version 12\),"
         r" /opt/b/\S+\.so\.13 \(major version 13\)",
@@ -821,15 +833,14 @@ def test_planted_defects_are_named_and_the_image_without_them_passes(
     for name, version in (("flash_attn", "2.8.3+cu12torch2.8"), ("six", "1.0")):
         information = f"{PACKAGES}/{name}-{version}.dist-info"
         record = f"{name}-{version}.dist-info/METADATA,,\n{name}-{version}.dist-info/RECORD,,\n"
+        extension_row = "flash_attn/_C.so,,\n" if name == "flash_attn" else ""
         write(
             root,
             {
                 f"{information}/METADATA": (
                     f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
                 ),
-                f"{information}/RECORD": (
-                    record + ("flash_attn/_C.so,,\n" if name == "flash_attn" else "")
-                ),
+                f"{information}/RECORD": (record + extension_row),
             },
         )
     write(root, {"/usr/bin/smuggled": "", "/opt/venv/bin/smuggled-too": ""})
@@ -915,8 +926,8 @@ ENTRYPOINT ["/bin/false"]
 def test_check_of_an_image_names_what_is_not_as_delivered_or_rendered(
     docker_image: BuiltByCommand, tmp_path: Path
 ) -> None:
-    """The broken image has a name that no target has, as one that was pulled:
-    its title says what it should be.
+    """Give the broken image a name that no target has, as a pulled image has: its title names the
+    target.
     """
     engine = docker_image.engine
     (tmp_path / "Dockerfile").write_text(f"FROM {docker_image.reference}{BREAKS}")
@@ -934,12 +945,12 @@ def test_check_of_an_image_names_what_is_not_as_delivered_or_rendered(
         engine.remove(name)
     assert done.returncode == ImageTestError.exit_status, done.stderr
     broken = {
-        each["title"]: each["detail"]
-        for each in json.loads(done.stdout)["checks"]
-        if not each["passed"]
+        check["title"]: check["detail"]
+        for check in json.loads(done.stdout)["checks"]
+        if not check["passed"]
     }
     assert f"{name} is there, and {len(broken)} of its checks failed" in done.stderr
-    said = "\n".join(broken.values())
+    problems_text = "\n".join(broken.values())
     for line in (
         "/usr/lib/git-core/git-remote-https is missing (component system, package git)",
         f"{PACKAGES}/certifi/cacert.pem has 0 bytes, and should have",
@@ -955,4 +966,4 @@ def test_check_of_an_image_names_what_is_not_as_delivered_or_rendered(
         "ENV PYTHONPATH is '/tmp', and nothing sets it",
         "a container with train --version ended with status 1",
     ):
-        assert line in said
+        assert line in problems_text

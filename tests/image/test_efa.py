@@ -1,8 +1,8 @@
 """libfabric's own EFA provider in a real image with CUDA, on hosts whose EFA devices are not there.
 
 The image is as it was built, but for two libraries: `efa_mock/` has a libibverbs and a libefa that
-have devices. Each container is a host with cards of one generation. What that shows and what not:
-docs/efa.md.
+have devices. Each container is a host with cards of one generation. docs/efa.md says which faults
+this shows and which not.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Hosts:
 
     @cached_property
     def with_cuda(self) -> bool:
-        """Whether the image's libfabric is compiled with CUDA."""
+        """Return whether the image's libfabric is compiled with CUDA."""
         words = ["cat", "/opt/trainworks/image.json"]
         manifest = self.client.containers.run(self.image, entrypoint=words, remove=True)
         return "libfabric-cuda" in json.loads(manifest)["components"]
@@ -120,12 +120,12 @@ class Hosts:
 
         Args:
             alias: Its name in the network.
-            host: What it is a part of.
-            words: What it runs: in the place of the image's entry point, or
-                with it if there is a job.
+            host: The host that the container stands for.
+            words: The command: in the place of the image's entry point, or with it if there is a
+                job.
             variables: Its environment.
-            may_lock: Whether it may lock memory without limit.
-            nodes: Whether it has the devices' nodes.
+            may_lock: Whether the container may lock memory without limit.
+            nodes: Whether the container has the devices' nodes.
             job: The folder that is /opt/ml.
         """
         from docker.types import Ulimit
@@ -148,9 +148,12 @@ class Hosts:
             "HWLOC_XMLFILE": "/host/topology.xml",
             "OFI_NCCL_FORCE_PRODUCT_NAME": host.name,
         }
+        ulimits = [] if may_lock else [Ulimit(name="memlock", soft=1 << 20, hard=1 << 20)]
+        capabilities = ["IPC_LOCK"] if may_lock else []
+        start_command = {"command": list(words)} if job else {"entrypoint": list(words)}
         container = self.client.containers.create(
             self.image,
-            **({"command": list(words)} if job else {"entrypoint": list(words)}),
+            **start_command,
             hostname=alias,
             init=True,
             environment={**environment, **(variables or {})},
@@ -158,8 +161,8 @@ class Hosts:
                 str(source): {"bind": target, "mode": mode}
                 for source, (target, mode) in places.items()
             },
-            cap_add=["IPC_LOCK"] if may_lock else [],
-            ulimits=[] if may_lock else [Ulimit(name="memlock", soft=1 << 20, hard=1 << 20)],
+            cap_add=capabilities,
+            ulimits=ulimits,
         )
         self.stack.callback(container.remove, force=True)
         self.client.networks.get("bridge").disconnect(container)
@@ -168,11 +171,12 @@ class Hosts:
         return container
 
     def run(self, host: EfaHost, script: str, **more: Any) -> tuple[int, str]:
-        """Run a shell script on one host; return its status and what it said."""
+        """Run a shell script on one host; return its status and its output."""
         return finish(self.start("algo-1", host, ("sh", "-c", script), **more))
 
     def move(self, host: EfaHost, variables: Mapping[str, str] | None = None) -> list[Any]:
-        """Start two hosts between which NCCL's plugin moves data, with what a host with EFA has.
+        """Start two hosts between which NCCL's plugin moves data, with the files of a host with
+        EFA.
 
         Args:
             host: Of both.
@@ -219,7 +223,7 @@ class Hosts:
 
 
 def finish(container: Any) -> tuple[int, str]:
-    """Wait for a container; return its status and what it said."""
+    """Wait for a container; return its status and its output."""
     status = container.wait(timeout=LIMIT)["StatusCode"]
     return status, container.logs().decode(errors="replace")
 
@@ -247,10 +251,10 @@ def hosts(
 
 def has_moved(results: list[tuple[int, str]]) -> None:
     """Assert that both hosts have sent and received everything, by EFA."""
-    for status, said in results:
-        assert status == 0, said
-        assert "Selected provider is efa, fabric is efa" in said, said  # efa, or efa-direct
-        assert MOVED in said, said
+    for status, output in results:
+        assert status == 0, output
+        assert "Selected provider is efa, fabric is efa" in output, output  # efa, or efa-direct
+        assert MOVED in output, output
 
 
 ALL = [pytest.param(host, id=host.name) for host in (P3DN, P4D, P5, P6)]
@@ -258,9 +262,9 @@ ALL = [pytest.param(host, id=host.name) for host in (P3DN, P4D, P5, P6)]
 
 @pytest.mark.parametrize("host", ALL)
 def test_libfabric_lists_the_devices(hosts: Hosts, host: EfaHost) -> None:
-    status, said = hosts.run(host, "/efa/fi_info -p efa && /efa/fi_info -p efa -f efa-direct -v")
-    assert status == 0, said
-    short, _, long = said.partition("---\n")
+    status, output = hosts.run(host, "/efa/fi_info -p efa && /efa/fi_info -p efa -f efa-direct -v")
+    assert status == 0, output
+    short, _, long = output.partition("---\n")
     names = re.findall(r"fabric: efa\n +domain: (\S+)-rdm\n", short)
     assert names == [f"rdmap{16 + index}s27" for index in range(host.cards)]
     assert set(re.findall(r"device_id: (0x\S+)", long)) == {f"0x{host.part}"}
@@ -290,22 +294,22 @@ def test_two_hosts_play_ping_pong(hosts: Hosts, host: EfaHost, kind: str) -> Non
     wait_for_server(first)
     second = hosts.start("algo-2", host, (*words, "algo-1"))
     for container in (second, first):
-        status, said = finish(container)
-        assert status == 0, said
-        assert re.search(r"^8k +100 +=100 ", said, re.MULTILINE), said
+        status, output = finish(container)
+        assert status == 0, output
+        assert re.search(r"^8k +100 +=100 ", output, re.MULTILINE), output
 
 
 def test_two_processes_of_a_host_play_ping_pong(hosts: Hosts) -> None:
-    """By their card, and not by memory that they share."""
+    """Move data by the card, and not by memory that the two processes share."""
     words = CLIENT.format(kind="rdm")
     listens = "grep -q ':B9E8 [^ ]* 0A' /proc/net/tcp"
     script = (
         f"{words} & while kill -0 $! && ! {listens};"
         f" do sleep 0.1; done; {words} 127.0.0.1 && wait $!"
     )
-    status, said = hosts.run(P4D, script, variables={"FI_EFA_ENABLE_SHM_TRANSFER": "0"})
-    assert status == 0, said
-    assert len(re.findall(r"^8k +100 +=100 ", said, re.MULTILINE)) == 2, said
+    status, output = hosts.run(P4D, script, variables={"FI_EFA_ENABLE_SHM_TRANSFER": "0"})
+    assert status == 0, output
+    assert len(re.findall(r"^8k +100 +=100 ", output, re.MULTILINE)) == 2, output
 
 
 GPUS_MEET = [pytest.param(host, id=host.name) for host in (P4D, P5, P6)]
@@ -315,31 +319,32 @@ GPUDirect RDMA unless it is told otherwise.
 
 
 def test_a_job_moves_data_by_efa(hosts: Hosts) -> None:
-    """The launcher sees the device, sets what libfabric needs, and NCCL's
-    plugin uses it: every byte is right.
+    """Run a job on a device that the launcher sees: it sets libfabric's variables, and NCCL's
+    plugin uses the device: every byte is right.
     """
     results = hosts.train(P3DN)
     has_moved(results)
-    for _, said in results:
-        assert "between hosts: EFA (EFA devices on this host: rdmap16s27)" in said, said
-        assert "{'FI_PROVIDER': 'efa', 'FI_EFA_FORK_SAFE': '1'}" in said, said
+    for _, output in results:
+        assert "between hosts: EFA (EFA devices on this host: rdmap16s27)" in output, output
+        assert "{'FI_PROVIDER': 'efa', 'FI_EFA_FORK_SAFE': '1'}" in output, output
 
 
 @pytest.mark.parametrize("host", GPUS_MEET)
 def test_a_job_moves_data_by_efa_where_gpus_and_devices_meet(hosts: Hosts, host: EfaHost) -> None:
-    """From one GPU's memory into the other's, by the protocol that the plugin itself chooses.
+    """Move data from one GPU's memory into the other's, by the protocol that the plugin itself
+    chooses.
 
     The program, the plugin and libfabric are ended by a signal if they touch that memory: only a
-    card reaches it, and only what has been registered with it. A libfabric without CUDA registers
+    card reaches it, and only where a program has registered it. A libfabric without CUDA registers
     none: then it is the host's.
     """
     results = hosts.train(host)
     has_moved(results)
     protocol = "RDMA (platform set)" if hosts.with_cuda and host != P4D else "SENDRECV"
     memory = "a GPU's" if hosts.with_cuda else "the host's"
-    for _, said in results:
-        assert f"Using transport protocol {protocol}" in said, said
-        assert f", in {memory} memory, " in said, said
+    for _, output in results:
+        assert f"Using transport protocol {protocol}" in output, output
+        assert f", in {memory} memory, " in output, output
 
 
 NO_GPUS = {"EFA_MOCK_NO_GPUS": "1"}
@@ -350,50 +355,50 @@ NO_GPUDIRECT = "NET/OFI Need to force simple protocol: GDR not supported"
 def test_where_a_gpus_memory_cannot_be_registered_the_hosts_is_used(
     hosts: Hosts, host: EfaHost
 ) -> None:
-    """As on a host whose kernel lacks NVIDIA's part: by the plugin's own check
-    NCCL would be left to TCP.
+    """Run as on a host whose kernel lacks NVIDIA's part: by the plugin's own check NCCL would be
+    left to TCP.
     """
     hosts.skip_without_cuda()
     results = hosts.train(host, variables=NO_GPUS)
     has_moved(results)
-    for _, said in results:
-        assert NO_GPUDIRECT in said, said
-        assert ", in the host's memory, " in said, said
+    for _, output in results:
+        assert NO_GPUDIRECT in output, output
+        assert ", in the host's memory, " in output, output
 
 
 def test_without_the_driver_the_hosts_memory_is_used_and_a_line_says_so(
     hosts: Hosts, tmp_path: Path
 ) -> None:
-    """libfabric finds no libcuda.so.1; the plugin has what it needs of CUDA."""
+    """Run where libfabric finds no libcuda.so.1; the plugin has the parts of CUDA that it needs."""
     hosts.skip_without_cuda()
     programs = tmp_path / "without-driver"
     shutil.copytree(hosts.programs, programs, symlinks=True)
     (programs / "libcuda.so.1").unlink()
     results = replace(hosts, programs=programs).train(P4D)
     has_moved(results)
-    for _, said in results:
-        assert NO_GPUDIRECT in said, said
-        assert ", in the host's memory, " in said, said
+    for _, output in results:
+        assert NO_GPUDIRECT in output, output
+        assert ", in the host's memory, " in output, output
 
 
-# What libfabric, the plugin and the launcher say of faults: docs/efa.md has each line.
+# Lines of libfabric, the plugin and the launcher about faults: docs/efa.md has each.
 
 ABORTS = "FI_EFA_USE_DEVICE_RDMA=1 was set by user, but EFA device has no rdma-read capability."
 
 
 def test_remote_memory_that_no_device_reads_is_an_abort(hosts: Hosts) -> None:
     variables = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1"}
-    status, said = hosts.run(P3DN, "/fabric/transfer connect localhost 1", variables=variables)
+    status, output = hosts.run(P3DN, "/fabric/transfer connect localhost 1", variables=variables)
     assert status != 0
-    assert ABORTS in said, said
+    assert ABORTS in output, output
 
 
 def test_the_launcher_leaves_out_what_libfabric_aborts_for(hosts: Hosts) -> None:
     results = hosts.train(P3DN, variables={"FI_EFA_USE_DEVICE_RDMA": "1"})
     has_moved(results)
-    for _, said in results:
-        assert "left out FI_EFA_USE_DEVICE_RDMA=1" in said, said
-        assert ABORTS not in said, said
+    for _, output in results:
+        assert "left out FI_EFA_USE_DEVICE_RDMA=1" in output, output
+        assert ABORTS not in output, output
 
 
 def test_a_receiver_that_is_not_ready_is_sent_to_again(hosts: Hosts) -> None:
@@ -405,47 +410,49 @@ ABORTED = 128 + 6
 
 
 def test_a_lost_device_is_told(hosts: Hosts) -> None:
-    """On its own host. The other one may wait for what will never come."""
-    status, said = finish(hosts.move(P3DN, {"EFA_MOCK_LOSE": "300"})[0])
+    """Report the lost device on its own host. The other host may wait for data for ever."""
+    status, output = finish(hosts.move(P3DN, {"EFA_MOCK_LOSE": "300"})[0])
     # libfabric aborts by itself where a message of its own, and none of the
     # plugin's, was flushed first.
-    assert status in (1, ABORTED), said
-    assert "Flushed during queue pair destroy" in said, said
+    assert status in (1, ABORTED), output
+    assert "Flushed during queue pair destroy" in output, output
 
 
 def test_a_host_that_cannot_be_reached_is_told(hosts: Hosts) -> None:
-    status, said = finish(hosts.move(P3DN, {"EFA_MOCK_UNREACHABLE": "1"})[0])
+    status, output = finish(hosts.move(P3DN, {"EFA_MOCK_UNREACHABLE": "1"})[0])
     assert status == 1
-    assert "prov_errno: 15, strerror: Unreachable remote - never received a response" in said, said
-    assert "This error indicates that the security group" in said, said
+    assert "prov_errno: 15, strerror: Unreachable remote - never received a response" in output, (
+        output
+    )
+    assert "This error indicates that the security group" in output, output
 
 
 def test_fewer_devices_than_the_type_has_are_told(hosts: Hosts) -> None:
-    for _, said in hosts.train(replace(P4D, cards=2), variables={"TRAINWORKS_CHECK": "quick"}):
-        assert "ml.p4d.24xlarge has 4 EFA devices, and this container has 2" in said, said
+    for _, output in hosts.train(replace(P4D, cards=2), variables={"TRAINWORKS_CHECK": "quick"}):
+        assert "ml.p4d.24xlarge has 4 EFA devices, and this container has 2" in output, output
 
 
 def test_too_little_memory_that_may_be_locked_is_told(hosts: Hosts) -> None:
-    status, said = hosts.run(
+    status, output = hosts.run(
         P3DN,
         "/fabric/transfer connect localhost 1",
         may_lock=False,
         variables={"FI_PROVIDER": "efa"},
     )
     assert status == 1
-    assert "Couldn't allocate endpoint. RC: -12, ERROR: Cannot allocate memory" in said, said
+    assert "Couldn't allocate endpoint. RC: -12, ERROR: Cannot allocate memory" in output, output
 
 
 def test_devices_without_nodes_are_told(hosts: Hosts) -> None:
-    status, said = hosts.run(
+    status, output = hosts.run(
         P4D, "/fabric/transfer connect localhost 1", nodes=False, variables={"FI_PROVIDER": "efa"}
     )
     assert status == 1
-    assert "NET/OFI Failed to initialize sendrecv protocol" in said, said
+    assert "NET/OFI Failed to initialize sendrecv protocol" in output, output
 
 
 @pytest.mark.parametrize(
-    ("limits", "said"),
+    ("limits", "message"),
     [
         pytest.param(
             {"may_lock": False}, "but only 1024 KiB of memory may be locked", id="locked memory"
@@ -456,9 +463,9 @@ def test_devices_without_nodes_are_told(hosts: Hosts) -> None:
     ],
 )
 def test_the_launcher_does_not_ask_for_efa_where_it_cannot_be_used(
-    hosts: Hosts, limits: dict[str, bool], said: str
+    hosts: Hosts, limits: dict[str, bool], message: str
 ) -> None:
     for status, log in hosts.train(P4D, **limits):
         assert status == 0, log
-        assert said in log, log
+        assert message in log, log
         assert "\n{}\n" in log, "the program has a variable of libfabric"

@@ -1,6 +1,6 @@
 """Extended images, for real: of our own `cpu` image, and of one that we did not make.
 
-What an engine could do differently is tried with each of them, the rest with Docker.
+A step that engines could do differently is tried with each of them, the rest with Docker.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Project:
             (self.folder / name).write_text(text, encoding="utf-8")
 
     def commit(self) -> str:
-        """Commit what is in the folder ``lib`` and return the commit."""
+        """Commit the files of the folder ``lib`` and return the commit."""
 
         def git(*words: str) -> str:
             names = ("-c", "user.name=a", "-c", "user.email=a@b.example")
@@ -143,7 +143,7 @@ def write_wheel(folder: Path, name: str, version: str, text: str, *requires: str
     files = {
         f"{name}.py": text,
         f"{name}-{version}.dist-info/METADATA": (
-            metadata + "".join(f"Requires-Dist: {each}\n" for each in requires)
+            metadata + "".join(f"Requires-Dist: {requirement}\n" for requirement in requires)
         ),
         f"{name}-{version}.dist-info/WHEEL": (
             "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
@@ -165,10 +165,10 @@ def project(tmp_path: Path) -> Iterator[Project]:
     write_wheel(tmp_path / "wheels", "greeting", "1.0", "text = 'good day'\n")
     (tmp_path / "src" / "train.py").write_text(SCRIPT)
     (tmp_path / "requirements.txt").write_text("greeting==1.0\neinops==0.8.1\n")
-    made = Project(folder=tmp_path, tag=f"trainworks-test/extended:{uuid.uuid4().hex[:12]}")
-    yield made
-    for engine in made.engines:
-        engine.remove(made.tag)
+    new_project = Project(folder=tmp_path, tag=f"trainworks-test/extended:{uuid.uuid4().hex[:12]}")
+    yield new_project
+    for engine in new_project.engines:
+        engine.remove(new_project.tag)
 
 
 def test_our_image_with_requirements_and_code_runs_a_job(
@@ -185,7 +185,7 @@ def test_our_image_with_requirements_and_code_runs_a_job(
     assert "`train --plan` would start train.py" in titles
     # einops and its bytecode: nothing of pip, no cache, no wheel.
     assert report["size"] - report["base"]["size"] < 1_000_000
-    # Nothing is mounted, and nobody names the program: both are in the image.
+    # Nothing is mounted, and no option names the program: both are in the image.
     job = image.engine.run(project.tag, Job(command=("train",), timeout=120))
     assert job.status == 0, job.output
     assert "trained good day 0.8.1 /opt/ml/code" in job.output
@@ -200,14 +200,14 @@ def test_our_image_with_requirements_and_code_runs_a_job(
 
 
 def files_of_last_layer(engine: Engine, tag: str) -> dict[str, tuple[object, ...]]:
-    """Return what the highest layer has: path to mode, time, type and content.
+    """Return the files of the highest layer: path to mode, time, type and content.
 
     Without folders that an engine touches.
 
     Docker before 26 makes files in /etc for the time of a step, so that folder
     has the time of the build.
     """
-    found = {}
+    members = {}
     with engine.layers(tag) as layers:
         *_, last = layers
         for member in last.archive:
@@ -215,35 +215,40 @@ def files_of_last_layer(engine: Engine, tag: str) -> dict[str, tuple[object, ...
             if file := last.archive.extractfile(member) if member.isfile() else None:
                 with file:
                     content = hashlib.sha256(file.read()).hexdigest()
-            found[member.name.strip("./")] = (member.mode, int(member.mtime), member.type, content)
+            members[member.name.strip("./")] = (
+                member.mode,
+                int(member.mtime),
+                member.type,
+                content,
+            )
     return {
         name: row
-        for name, row in found.items()
+        for name, row in members.items()
         if name not in ("", "etc", "run") and not name.startswith("run/")
     }
 
 
 def test_the_lock_alone_gives_the_same_layers(image: BuiltByCommand, project: Project) -> None:
-    """While requirements are resolved they are installed in the layer that
-    stays: what their lock gives is the same.
+    """Install requirements in the layer that stays, while they are resolved: the layer of their
+    lock has the same files.
     """
     engine = image.engine
     dated = not isinstance(engine, DockerEngine) or engine.sets_times()
-    # Old Docker also gives what hides a deleted file the time of the deletion,
+    # Old Docker also gives a whiteout (the file that hides a deleted one) the time of the deletion,
     # which no step can change.
-    project.write(
-        {"requirements.txt": "greeting==1.0\nrich\n" + ("fsspec==2024.9.0\n" if dated else "")}
-    )
-    made: list[object] = []
-    for said in ("resolved and hashed", "locked already"):
+    dated_line = "fsspec==2024.9.0\n" if dated else ""
+    project.write({"requirements.txt": "greeting==1.0\nrich\n" + dated_line})
+    layer_lists: list[object] = []
+    for lock_state in ("resolved and hashed", "locked already"):
         words = ("--requirements", "requirements.txt", "--until", "build", "--no-cache")
         done = project.command("extend", engine, image.reference, *words)
-        assert (done.returncode, said in done.stderr) == (0, True), done.stderr
+        assert (done.returncode, lock_state in done.stderr) == (0, True), done.stderr
         built = engine.inspect(project.tag)
         assert built is not None
-        made.append(
+        layers = built.layers if dated else files_of_last_layer(engine, project.tag)
+        layer_lists.append(
             (
-                built.layers if dated else files_of_last_layer(engine, project.tag),
+                layers,
                 built.labels[INPUTS_LABEL],
             )
         )
@@ -253,7 +258,7 @@ def test_the_lock_alone_gives_the_same_layers(image: BuiltByCommand, project: Pr
         (path,) = project.folder.glob("requirements.*.locked.txt")
         assert path.read_text(encoding="utf-8").endswith(lock)
         engine.remove(project.tag)
-    assert made[0] == made[1]
+    assert layer_lists[0] == layer_lists[1]
     left = ("trainworks/question:", "trainworks/packages:")
     assert not [name for name in engine.names() if name.startswith(left)]
 
@@ -327,16 +332,16 @@ def test_what_the_base_does_not_keep_moves_and_archives_are_built(
     assert f"antlr4-python3-runtime==4.9.3 \\\n    --hash=sha256:{archive}" in lock.read_text(
         encoding="utf-8"
     )
-    # What is left of the old versions would be found twice, or imported.
+    # A leftover of the old versions would be found twice, or imported.
     program = (
         "import fsspec, importlib.metadata as m, importlib.util, os; names = [each.metadata['Name']"
         " for each in m.distributions()]; print(fsspec.__version__, len(names) - len(set(names)),"
         " bool(importlib.util.find_spec('sagemaker_training')))"
     )
-    said = docker_image.engine.run(
+    output = docker_image.engine.run(
         project.tag, Job(command=("python", "-c", program), timeout=120)
     ).output
-    assert said.splitlines()[-1] == "2024.9.0 0 True"
+    assert output.splitlines()[-1] == "2024.9.0 0 True"
     again = project.extend(docker_image.engine, docker_image.reference, "--until", "build")
     assert "nothing changed since this image was built" in again.stderr
     # Without archives there is no release of today, and the user is told.
@@ -376,7 +381,7 @@ def test_a_real_project_needs_no_network_when_its_job_starts(
         }
     )
     commit = project.commit()
-    # requirements.txt of the code is what is installed where no other is named.
+    # requirements.txt of the code is installed where no other file is named.
     words = ("--source", "src", "--entry-point", "mine/train.py", "--apt", "libxcb1")
     done = project.command("extend", docker_image.engine, docker_image.reference, *words)
     assert done.returncode == 0, done.stderr
@@ -390,11 +395,11 @@ def test_a_real_project_needs_no_network_when_its_job_starts(
     ]
     assert (report["apt"], list(report["commits"].values())) == (["libxcb1"], [commit])
     titles = {check["title"] for check in report["checks"] if check["passed"]}
-    wanted = (
+    expected_titles = (
         "`train --plan` would install nothing at the start",
         "Debian package libxcb1 is installed",
     )
-    assert titles.issuperset((*wanted, "4 distributions can be imported"))
+    assert titles.issuperset((*expected_titles, "4 distributions can be imported"))
     assert len(titles) == len(report["checks"])
     job = subprocess.run(
         ("docker", "run", "--rm", "--network", "none", project.tag, "train"),
@@ -421,13 +426,15 @@ def test_a_real_project_needs_no_network_when_its_job_starts(
         (project.folder / "proof" / "provenance.json").read_text(encoding="utf-8")
     )
     inputs = provenance["buildDefinition"]["resolvedDependencies"]
-    assert {"gitCommit": commit} in [each.get("digest") for each in inputs]
+    assert {"gitCommit": commit} in [document_input.get("digest") for document_input in inputs]
 
 
 def test_code_that_changed_after_the_build_is_installed_again(
     docker_image: BuiltByCommand, project: Project
 ) -> None:
-    """Derived images and mounts bring other code: what is installed then is theirs."""
+    """Install again where derived images and mounts bring other code: the packages are those of the
+    new code.
+    """
     project.write({"src/setup.py": f"{SETUP}setup(name='mine', packages=['mine'])\n"})
     project.write({"src/mine/__init__.py": "", "src/mine/train.py": "print('trained')\n"})
     words = ("--source", "src", "--entry-point", "mine/train.py", "--until", "build")
@@ -489,9 +496,9 @@ def test_a_base_with_a_user_keeps_it(docker_image: BuiltByCommand, project: Proj
     try:
         done = project.extend(engine, base, "--until", "build")
         assert done.returncode == 0, done.stderr
-        made = engine.inspect(project.tag)
-        assert made is not None
-        assert made.user == "someone"
+        image = engine.inspect(project.tag)
+        assert image is not None
+        assert image.user == "someone"
     finally:
         engine.remove(project.tag)
         engine.remove(base)
@@ -571,7 +578,8 @@ def test_every_kind_of_entry_point_is_what_the_launcher_starts(
     for name, text in files.items():
         (project.folder / "src" / name).parent.mkdir(exist_ok=True)
         (project.folder / "src" / name).write_text(text)
-        (project.folder / "src" / name).chmod(0o644 if "." in name else 0o755)
+        mode = 0o644 if "." in name else 0o755
+        (project.folder / "src" / name).chmod(mode)
     words = ("--requirements", "requirements.txt", "--source", "src", "--entry-point", program)
     done = project.command("extend", docker_image.engine, docker_image.reference, *words)
     assert done.returncode == 0, done.stderr
@@ -619,16 +627,16 @@ def test_an_extension_of_our_image_is_proven(
     }
     assert cyclonedx_problems(texts["sbom.cdx.json"]) is None
     document = json.loads(texts["sbom.cdx.json"])
-    components = {each["bom-ref"]: each for each in document["components"]}
+    components = {component["bom-ref"]: component for component in document["components"]}
     image_depends, base_depends = document["dependencies"][:2]
-    own = {components[each]["name"] for each in image_depends["dependsOn"]}
+    own = {components[reference]["name"] for reference in image_depends["dependsOn"]}
     assert own == {
         docker_image.reference.rpartition(":")[0],
         "einops",
         "greeting",
         "/opt/ml/code/train.py",
     }
-    torch = next(each for each in document["components"] if each["name"] == "torch")
+    torch = next(component for component in document["components"] if component["name"] == "torch")
     assert torch["bom-ref"] in base_depends["dependsOn"]
     base = docker_image.engine.inspect(docker_image.reference)
     assert base is not None
@@ -636,7 +644,10 @@ def test_an_extension_of_our_image_is_proven(
     locked = next(row for row in lock.packages if row.name == "torch")
     assert torch["hashes"] == [{"alg": "SHA-256", "content": locked.sha256}]
     definition = read_provenance(json.loads(texts["provenance.json"])).build_definition
-    inputs = {each.name: dict(each.digest) for each in definition.resolved_dependencies}
+    inputs = {
+        resolved_dependency.name: dict(resolved_dependency.digest)
+        for resolved_dependency in definition.resolved_dependencies
+    }
     assert f"sha256:{inputs['base image']['sha256']}" == base.identifier
     (path,) = project.folder.glob("requirements.*.locked.txt")
     pins = "".join(
@@ -648,7 +659,7 @@ def test_an_extension_of_our_image_is_proven(
     refused = prove(docker_image, project, docker_image.reference)
     assert refused.returncode == 17
     assert f"{project.tag} was not built from this checkout as it is now" in refused.stderr
-    # Other requirements: what they would be resolved to today is nobody's proof.
+    # Other requirements: no proof tells the versions that they would be resolved to today.
     (project.folder / "requirements.txt").write_text("greeting==1.0\n")
     unlocked = prove(docker_image, project, docker_image.reference)
     assert unlocked.returncode == 11
@@ -722,9 +733,9 @@ def test_an_image_of_another_maker(
     assert proven.returncode == 0, proven.stderr
     assert f"{foreign} was not built from this checkout as it is now" in proven.stderr
     document = json.loads((project.folder / "proof" / "sbom.cdx.json").read_text(encoding="utf-8"))
-    hashed = {each["name"] for each in document["components"] if each.get("hashes")}
+    hashed = {component["name"] for component in document["components"] if component.get("hashes")}
     assert hashed == {foreign.rpartition(":")[0], "einops", "greeting", "/opt/ml/code/train.py"}
-    # Its own entry point is kept; this one starts what its first argument names.
+    # Its own entry point is kept; this one starts the program that its first argument names.
     job = docker_image.engine.run(
         project.tag, Job(command=("/opt/ml/code/train.py", "argument"), timeout=120)
     )

@@ -1,5 +1,5 @@
-"""What code of others sees while an image is extended, and where the files of
-an extension come from: for real.
+"""Test the things that code of others sees while an image is extended, and where the files of an
+extension come from: for real.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from trainworks.host.settings import HostSettings
 pytestmark = pytest.mark.engine
 
 CANARY = "canary-4711-0815"
-"""Is in each secret, and in what a service on this machine's loopback says."""
+"""A mark in each secret, and in the answer of a service on this machine's loopback."""
 
 LOOK = """
 import glob, json, os, socket
@@ -176,7 +176,7 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
 
 
 def committed(repository: Path) -> str:
-    """Commit what is in a folder, and return the commit."""
+    """Commit the files of a folder, and return the commit."""
     identity = ("-c", "user.name=a", "-c", "user.email=a@b.example")
     for words in (
         ("init", "--quiet"),
@@ -184,14 +184,14 @@ def committed(repository: Path) -> str:
         (*identity, "commit", "--quiet", "--message", "state"),
     ):
         subprocess.run(("git", *words), cwd=repository, check=True)
-    asked = ("git", "rev-parse", "HEAD")
+    command = ("git", "rev-parse", "HEAD")
     return subprocess.run(
-        asked, cwd=repository, capture_output=True, text=True, check=True
+        command, cwd=repository, capture_output=True, text=True, check=True
     ).stdout.strip()
 
 
-def said_by(engine: Engine, tag: str, *modules: str) -> dict[str, object]:
-    """Return what modules of an image say of themselves."""
+def findings_of_modules(engine: Engine, tag: str, *modules: str) -> dict[str, object]:
+    """Return the lists that modules of an image give of their findings."""
     program = (
         "import json, importlib as i; print(json.dumps({n:"
         " vars(i.import_module(n))['FOUND'] for n in %r}))"
@@ -219,8 +219,10 @@ def test_a_setup_py_finds_nothing_of_this_machine(image: BuiltByCommand, folder:
     try:
         done = folder.extend(image.engine, image.reference)
         assert done.returncode == 0, done.stderr
-        found = said_by(image.engine, folder.tag, "of_folder", "of_git", "of_archive")
-        assert found == {"of_folder": [], "of_git": [], "of_archive": []}
+        files_by_source = findings_of_modules(
+            image.engine, folder.tag, "of_folder", "of_git", "of_archive"
+        )
+        assert files_by_source == {"of_folder": [], "of_git": [], "of_archive": []}
         assert (
             f"of-archive==1.0 \\\n    --hash=sha256:{hashlib.sha256(content).hexdigest()}\n"
             in folder.lock
@@ -245,8 +247,8 @@ RUN cp $(readlink -f /opt/venv/bin/python) /opt/venv/bin/python.real; rm /opt/ve
 def test_a_bases_own_programs_find_nothing_of_this_machine(
     image: BuiltByCommand, folder: Folder, tmp_path: Path
 ) -> None:
-    """Its shell and its Python look, whatever they are asked, and leave in the
-    image what they have found.
+    """Let the base's shell and Python look at every question, and leave their findings in the
+    image.
     """
     look = LOOK.format(canary=CANARY, port=folder.index.server_address[1])
     note = (
@@ -278,16 +280,16 @@ def test_a_bases_own_programs_find_nothing_of_this_machine(
         done = folder.extend(image.engine, base)
         assert done.returncode == 0, done.stderr
         with image.engine.layers(folder.tag) as layers:
-            found = ""
+            file_content = ""
             for layer in layers:
                 for member in layer.archive:
                     if member.name.endswith("opt/found.txt") and (
                         file := layer.archive.extractfile(member)
                     ):
                         with file:
-                            found = file.read().decode()
-        assert found, "its programs have run"
-        assert set(found.splitlines()) == {"[]"}
+                            file_content = file.read().decode()
+        assert file_content, "its programs have run"
+        assert set(file_content.splitlines()) == {"[]"}
     finally:
         for tag in (folder.tag, base):
             image.engine.remove(tag)
@@ -309,7 +311,9 @@ def test_a_build_that_downloads_needs_an_option_which_its_error_names(
     try:
         allowed = folder.extend(docker_image.engine, docker_image.reference, "--build-network")
         assert allowed.returncode == 0, allowed.stderr
-        assert said_by(docker_image.engine, folder.tag, "downloads") == {"downloads": ["a route"]}
+        assert findings_of_modules(docker_image.engine, folder.tag, "downloads") == {
+            "downloads": ["a route"]
+        }
     finally:
         docker_image.engine.remove(folder.tag)
 
@@ -326,7 +330,7 @@ def get_requires_for_build_wheel(config_settings=None):
 
 
 @pytest.mark.parametrize(
-    ("made", "requires", "said"),
+    ("lie", "requires", "message"),
     [
         (
             "open(folder + '/' + name, 'w').close()",
@@ -345,15 +349,15 @@ def get_requires_for_build_wheel(config_settings=None):
     ],
 )
 def test_a_build_backend_that_lies_is_an_error(
-    docker_image: BuiltByCommand, folder: Folder, made: str, requires: str, said: str
+    docker_image: BuiltByCommand, folder: Folder, lie: str, requires: str, message: str
 ) -> None:
     system = '[build-system]\nrequires = []\nbuild-backend = "lies"\nbackend-path = ["."]\n'
     folder.write("pkg/pyproject.toml", system)
-    folder.write("pkg/lies.py", BACKEND.format(made=made, requires=requires))
+    folder.write("pkg/lies.py", BACKEND.format(made=lie, requires=requires))
     folder.write("r.txt", "./pkg\n")
     done = folder.extend(docker_image.engine, docker_image.reference)
     assert done.returncode == 7, done.stderr
-    assert said in done.stderr
+    assert message in done.stderr
     assert 'Traceback (most recent call last):\n  File "' + str(ROOT) not in done.stderr
 
 
@@ -379,10 +383,10 @@ def test_the_lock_has_the_files_that_are_installed_whatever_their_source(
             (public, ("twice",)),
             (page, ("of_page",)),
         ):
-            for each in names:
-                file, content = wheel_of(each, "1.0", f"FOUND = {index.host!r}\n")
+            for source_name in names:
+                file, content = wheel_of(source_name, "1.0", f"FOUND = {index.host!r}\n")
                 index.files[file] = content
-                contents.setdefault(each, content)
+                contents.setdefault(source_name, content)
         folder.write(
             "pkg/setup.py",
             "from setuptools import setup\nsetup(name='of_folder', py_modules=['of_folder'])\n",
@@ -424,31 +428,32 @@ def test_the_lock_has_the_files_that_are_installed_whatever_their_source(
             "of_git",
         )
         try:
-            for said in ("resolved and hashed", "locked already"):
+            for lock_state in ("resolved and hashed", "locked already"):
                 done = folder.extend(engine, image.reference, "--no-cache")
                 assert done.returncode == 0, done.stderr
-                assert said in done.stderr
-                found, lock = said_by(engine, folder.tag, *names), folder.lock
-                assert (found["of_folder"], found["by_path"], found["of_page"]) == (
+                assert lock_state in done.stderr
+                origins, lock = findings_of_modules(engine, folder.tag, *names), folder.lock
+                assert (origins["of_folder"], origins["by_path"], origins["of_page"]) == (
                     "folder",
                     "path",
                     page.host,
                 )
-                assert (found["of_git"], commit in lock) == ("git", True)
-                assert {found[each] for each in ("by_netrc", "by_login", "only_private")} == {
+                assert (origins["of_git"], commit in lock) == ("git", True)
+                assert {origins[name] for name in ("by_netrc", "by_login", "only_private")} == {
                     private.host
                 }
-                winner = {index.host: index for index in (private, public)}[str(found["twice"])]
+                winner = {index.host: index for index in (private, public)}[str(origins["twice"])]
                 contents["twice"] = winner.files["twice-1.0-py3-none-any.whl"]
-                for each in ("only_private", "twice", "of_page"):
-                    digest = hashlib.sha256(contents[each]).hexdigest()
-                    assert f"{each.replace('_', '-')}==1.0 \\\n    --hash=sha256:{digest}\n" in lock
-                for each, address in texts.items():
-                    digest = hashlib.sha256(contents[each]).hexdigest()
+                for source_name in ("only_private", "twice", "of_page"):
+                    digest = hashlib.sha256(contents[source_name]).hexdigest()
                     assert (
-                        f"{each.replace('_', '-')} @ {address} \\\n    --hash=sha256:{digest}\n"
+                        f"{source_name.replace('_', '-')}==1.0 \\\n    --hash=sha256:{digest}\n"
                         in lock
                     )
+                for source_name, address in texts.items():
+                    digest = hashlib.sha256(contents[source_name]).hexdigest()
+                    requirement = f"{source_name.replace('_', '-')} @ {address}"
+                    assert f"{requirement} \\\n    --hash=sha256:{digest}\n" in lock
                 assert CANARY not in lock
                 engine.remove(folder.tag)
             # Another file in the place of a locked one.
@@ -527,8 +532,8 @@ def test_a_companion_comes_from_the_vendors_index_and_the_lock_says_so(
             ("torchvision", "0.28.0+cpu"): (hashlib.sha256(good[1]).hexdigest(),)
         }
         assert f"torchvision is taken from {vendor.simple}" in "\n".join(lock.notes)
-        found = gather(lock, order, tools("again"))
-        assert [each.read_bytes() for each in found.wheels] == [good[1]]
+        gathered = gather(lock, order, tools("again"))
+        assert [wheel.read_bytes() for wheel in gathered.wheels] == [good[1]]
 
 
 def test_a_base_is_asked_once_and_again_where_its_answer_is_spoiled(
@@ -536,14 +541,14 @@ def test_a_base_is_asked_once_and_again_where_its_answer_is_spoiled(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
-    def asked() -> ExtendedBase:
+    def ask_base() -> ExtendedBase:
         return find_base(docker_image.reference, docker_image.engine, facts)[1]
 
-    first = asked()
+    first = ask_base()
     (file,) = (tmp_path / "trainworks" / "bases").glob("*.json")
-    known = json.loads(file.read_text())
-    file.write_text(json.dumps({**known, "suite": "of-the-file"}))
-    assert asked() == replace(first, suite="of-the-file")
-    for spoiled in ("{", "{}", "[]", json.dumps({**known, "python": "a\nb"})):
+    cached_answers = json.loads(file.read_text())
+    file.write_text(json.dumps({**cached_answers, "suite": "of-the-file"}))
+    assert ask_base() == replace(first, suite="of-the-file")
+    for spoiled in ("{", "{}", "[]", json.dumps({**cached_answers, "python": "a\nb"})):
         file.write_text(spoiled)
-        assert asked() == first
+        assert ask_base() == first

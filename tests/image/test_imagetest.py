@@ -79,7 +79,7 @@ from trainworks.plan.checks import (
 )
 from trainworks.render.steps import image_steps
 
-# A key in form only: the body says what it is.
+# A key in form only: its body says that it is one of a test.
 PRIVATE_KEY = (
     "-----BEGIN OPENSSH PRIVATE KEY-----\n"
     + "bm90YWtleW5vdGFrZXlub3Rha2V5bm90YWtleW5vdGFrZXk\n" * 3
@@ -101,14 +101,14 @@ def answer(root: Path, environment: Mapping[str, str] | None = None, **parts: ob
     """Ask as an image is asked, in a child, with a folder as the image's root."""
     request = probe_request.request_of((), IMAGE, python=sys.executable)
     request.update(typing.cast("Request", {"root": str(root), **parts}))
-    here = Here({"PATH": "/usr/bin:/bin", **(environment or {})})
-    return probe_request.ask(here, request, interpreter=sys.executable)
+    container = Here({"PATH": "/usr/bin:/bin", **(environment or {})})
+    return probe_request.ask(container, request, interpreter=sys.executable)
 
 
 def ask(
     root: Path, *checks: Check, environment: Mapping[str, str] | None = None
 ) -> list[list[str]]:
-    """Return what is said of each check: what is wrong, and last what to do."""
+    """Return the lines about each check: the problem, and last the advice."""
     return answer(root, environment, checks=probe_request.request_of(checks, IMAGE)["checks"])[
         "problems"
     ]
@@ -120,17 +120,17 @@ def missing(
     provided: tuple[str, ...] = (),
     environment: Mapping[str, str] | None = None,
 ) -> set[tuple[str, str]]:
-    """Return what is not found: the file, as the tree calls it, and the name."""
+    """Return the missing libraries: the file, as the tree calls it, and the name."""
     roots = tuple(f"{tree.root}{root}" for root in roots or ("/opt",))
-    # The folder is the image's root for what looks at all files; the loader
-    # knows only this machine's.
+    # The folder is the image's root for checks that look at all files; the loader knows only this
+    # machine's.
     check = SharedLibrariesCheck(component="c", roots=roots, provided=provided)
-    (told,) = ask(tree.root, check, environment=environment)
-    found = (
+    (detail,) = ask(tree.root, check, environment=environment)
+    matches = (
         re.match(r"(\S+).* does not find ([^;]+)", line.replace(str(tree.root), ""))
-        for line in told
+        for line in detail
     )
-    return {(match[1], match[2]) for match in found if match}
+    return {(match[1], match[2]) for match in matches if match}
 
 
 def test_the_program_runs_on_an_old_python_with_nothing_installed() -> None:
@@ -172,9 +172,9 @@ def test_missing_library_is_named_with_the_place_where_it_lies(tree: Tree) -> No
     assert {line.partition("; it lies in ")[0] for line in lines} == {
         f"{tree.root}/opt/a/liba.so does not find {name}" for name in ("libb.so", "libz9.so")
     }
-    (found,) = (line for line in lines if "libb.so" in line)
-    assert "; it lies in " in found
-    assert "/opt/b" in found
+    (detail,) = (line for line in lines if "libb.so" in line)
+    assert "; it lies in " in detail
+    assert "/opt/b" in detail
     assert advice.startswith("install the library")
 
 
@@ -213,9 +213,9 @@ def test_a_library_that_is_found_and_cannot_be_loaded_is_told(tree: Tree) -> Non
     tree.library("/opt/a/liba.so", "libb.so", rpath="$ORIGIN")
     tree.library("/opt/site-packages/c.so", "libb.so", rpath=f"{tree.root}/opt/a")
     (tree.root / "opt/a/libb.so").write_text("INPUT(libc.so.6)")
-    (told,) = ask(tree.root, SharedLibrariesCheck(component="c", roots=(f"{tree.root}/opt",)))
+    (detail,) = ask(tree.root, SharedLibrariesCheck(component="c", roots=(f"{tree.root}/opt",)))
     assert [
-        line.split(" cannot be loaded: ")[0].replace(str(tree.root), "") for line in told[:-1]
+        line.split(" cannot be loaded: ")[0].replace(str(tree.root), "") for line in detail[:-1]
     ] == [
         "/opt/a/liba.so",
         "/opt/site-packages/c.so",
@@ -267,11 +267,11 @@ def test_damaged_file_is_told_and_other_machines_are_passed_by(tree: Tree) -> No
     (tree.root / "opt/short.so").write_bytes(head)
     (tree.root / "opt/text.so").write_text("INPUT(libc.so)")
     roots = tuple(f"{tree.root}/{name}" for name in ("opt", "none"))
-    (told,) = ask(tree.root, SharedLibrariesCheck(component="c", roots=roots))
-    gone, *damaged, missed, _ = (line.replace(str(tree.root), "") for line in told)
+    (detail,) = ask(tree.root, SharedLibrariesCheck(component="c", roots=roots))
+    gone, *damaged, missed, _ = (line.replace(str(tree.root), "") for line in detail)
     assert gone == "/none does not exist"
-    for name, said in zip(("damaged", "short"), damaged, strict=True):
-        assert re.fullmatch(rf"/opt/{name}\.so: .* \(the file is damaged\)", said)
+    for name, damage_line in zip(("damaged", "short"), damaged, strict=True):
+        assert re.fullmatch(rf"/opt/{name}\.so: .* \(the file is damaged\)", damage_line)
     assert missed.startswith("/opt/ours.so does not find libnone.so")
 
 
@@ -330,11 +330,15 @@ def test_globs_distributions_and_sizes(tmp_path: Path) -> None:
     ]
     gcc, nothing = ask(tmp_path, *checks)
     assert (gcc[:-1], nothing) == (["/usr/gcc-12"], [])
-    found = answer(tmp_path, distributions=True, sizes=True)
-    assert [one["version"] for one in found["distributions"] if one["name"] == "pytest"] == [
-        pytest.__version__
+    contents = answer(tmp_path, distributions=True, sizes=True)
+    assert [
+        distribution["version"]
+        for distribution in contents["distributions"]
+        if distribution["name"] == "pytest"
+    ] == [pytest.__version__]
+    assert [tuple(size) for size in contents["sizes"]] == [
+        ("/usr/lib/deep/site-packages/big", 1000)
     ]
-    assert [tuple(size) for size in found["sizes"]] == [("/usr/lib/deep/site-packages/big", 1000)]
 
 
 GUARDED = """
@@ -355,7 +359,7 @@ HARDENED = (
 
 
 @pytest.mark.parametrize(
-    ("left_out", "said"),
+    ("left_out", "messages"),
     [
         pytest.param("", (), id="all of them"),
         pytest.param(
@@ -376,14 +380,14 @@ HARDENED = (
     ],
 )
 def test_libraries_without_protections_are_found(
-    tmp_path: Path, tree: Tree, left_out: str, said: tuple[str, ...]
+    tmp_path: Path, tree: Tree, left_out: str, messages: tuple[str, ...]
 ) -> None:
     unprotected = [
         "-fno-stack-protector",
         "-U_FORTIFY_SOURCE",
         "-Wl,-z,norelro,-z,lazy,-z,execstack",
     ]
-    options = (*unprotected, *(each for each in HARDENED if each != left_out))
+    options = (*unprotected, *(option for option in HARDENED if option != left_out))
     library = tmp_path / "libguarded.so"
     command = (tree.compiler, "-shared", "-fPIC", *options, "-x", "c", "-", "-o", str(library))
     subprocess.run(command, input=GUARDED, text=True, check=True)
@@ -393,8 +397,8 @@ def test_libraries_without_protections_are_found(
         HardenedLibrariesCheck(component="c", libraries=("/gone/lib*.so",)),
     )
     assert missing[:-1] == ["no file fits /gone/lib*.so"]
-    assert len(problems) == len(said) + bool(said), problems
-    for problem, words in zip(problems, said, strict=False):
+    assert len(problems) == len(messages) + bool(messages), problems
+    for problem, words in zip(problems, messages, strict=False):
         assert words in problem, problems
 
 
@@ -402,8 +406,8 @@ def test_libraries_without_protections_are_found(
 def test_libraries_that_are_opened_late_are_opened(tree: Tree) -> None:
     tree.library("/opt/late/libfine.so.1")
     tree.library("/opt/late/libdriver.so.1", "libcuda.so.1")
-    # Needs what lies beside it and names no folder, as libcufile_rdma: its only
-    # user is what it needs.
+    # Needs a library that lies beside it and names no folder, as libcufile_rdma: its only user is
+    # that library.
     tree.library("/opt/late/libhelper.so.1", "libfine.so.1", "libother.so.1")
     tree.library("/opt/late/libother.so.1", "libfine.so.1")
     tree.library("/opt/gone/liblost.so.1", "libgone.so.1")
@@ -482,7 +486,7 @@ def test_a_history_has_the_steps_that_were_rendered() -> None:
 
 
 def configured(image: BuiltImage, *, others: bool = False) -> str:
-    """Return what the check says of an image's configuration."""
+    """Return the problems that the check finds in an image's configuration."""
     check = ConfigurationCheck(
         component="c",
         environment=(("LANG", "C.UTF-8"), ("PATH", "/usr/bin:/bin")),
@@ -515,7 +519,7 @@ CONFIGURED = dataclasses.replace(
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         (
             {"entry_point": ("/bin/false",)},
@@ -553,9 +557,9 @@ CONFIGURED = dataclasses.replace(
         ),
     ],
 )
-def test_the_configuration_is_the_plans(changes: dict[str, typing.Any], said: str) -> None:
+def test_the_configuration_is_the_plans(changes: dict[str, typing.Any], message: str) -> None:
     assert configured(CONFIGURED) == ""
-    assert configured(dataclasses.replace(CONFIGURED, **changes)).startswith(said)
+    assert configured(dataclasses.replace(CONFIGURED, **changes)).startswith(message)
 
 
 def test_variables_of_a_makers_base_image_are_its_own() -> None:
@@ -617,15 +621,17 @@ def test_a_key_in_a_wheel_of_an_index_is_public_and_one_in_a_wheel_of_ones_own_i
         f"{packages}/awscli-1.45.26.dist-info/RECORD": record,
     }
 
-    def found(files: Mapping[str, bytes], *published: str) -> list[str]:
+    def kinds_of_secrets(files: Mapping[str, bytes], *published: str) -> list[str]:
         return [
             finding.rule for finding in secrets.scan_layers([layer("one", files)], (), published)
         ]
 
-    assert found(files, "awscli") == []
-    assert found(files) == found(files, "boto3") == ["private key"]
-    assert found(files | {f"{packages}/{path}": PRIVATE_KEY + b"\n"}, "awscli") == ["private key"]
-    assert found(files | {"srv/key.pem": PRIVATE_KEY}, "awscli") == ["private key"]
+    assert kinds_of_secrets(files, "awscli") == []
+    assert kinds_of_secrets(files) == kinds_of_secrets(files, "boto3") == ["private key"]
+    assert kinds_of_secrets(files | {f"{packages}/{path}": PRIVATE_KEY + b"\n"}, "awscli") == [
+        "private key"
+    ]
+    assert kinds_of_secrets(files | {"srv/key.pem": PRIVATE_KEY}, "awscli") == ["private key"]
     apart = [
         layer(str(number), {name: content}) for number, (name, content) in enumerate(files.items())
     ]
@@ -640,12 +646,13 @@ def test_key_that_another_layer_deletes_is_found(backwards: bool) -> None:
         layer("sha256:aaa", {"etc/ssh/ssh_host_rsa_key": PRIVATE_KEY, "srv/keys/one": PRIVATE_KEY}),
         layer("sha256:bbb", {"etc/ssh/.wh.ssh_host_rsa_key": b"", "srv/keys/.wh..wh..opq": b""}),
     ]
-    found = secrets.scan_layers(reversed(layers) if backwards else layers)
-    assert {(one.path, one.where, one.deleted_in) for one in found} == {
+    layers_in_order = reversed(layers) if backwards else layers
+    secrets_found = secrets.scan_layers(layers_in_order)
+    assert {(finding.path, finding.where, finding.deleted_in) for finding in secrets_found} == {
         ("etc/ssh/ssh_host_rsa_key", "layer sha256:aaa", "layer sha256:bbb"),
         ("srv/keys/one", "layer sha256:aaa", "layer sha256:bbb"),
     }
-    assert "deletes it" in secrets.summary(found)
+    assert "deletes it" in secrets.summary(secrets_found)
 
 
 @pytest.mark.parametrize(
@@ -694,10 +701,12 @@ def test_forbidden_string_is_found_and_never_shown() -> None:
             {"srv/a.conf": f"x {word} y".encode(), f"srv/list_{word.replace('/', '_')}": b"x"},
         )
     ]
-    found = secrets.scan_layers(layers, ("other", word, word.replace("/", "_")))
-    found += secrets.scan_texts([("step 1 of the history", f"RUN fetch {word}")], ("other", word))
-    assert len(found) == 3
-    text = secrets.summary(found)
+    exposed_secrets = secrets.scan_layers(layers, ("other", word, word.replace("/", "_")))
+    exposed_secrets += secrets.scan_texts(
+        [("step 1 of the history", f"RUN fetch {word}")], ("other", word)
+    )
+    assert len(exposed_secrets) == 3
+    text = secrets.summary(exposed_secrets)
     assert "number 2" in text
     assert "proxy.example" not in text
 
@@ -712,7 +721,7 @@ def test_history_labels_and_environment() -> None:
             'RUN http_proxy= HTTPS_PROXY="$proxy" TOKEN=$(cat /run/secrets/token) true',
         ),
     ]
-    assert [(one.where[5], one.rule) for one in secrets.scan_texts(texts)] == [
+    assert [(finding.where[5], finding.rule) for finding in secrets.scan_texts(texts)] == [
         ("1", "proxy of the build host"),
         ("2", "secret in a variable"),
         ("3", "credentials in a URL"),
@@ -747,7 +756,8 @@ class LocalContainer:
             check=False,
         )
         self.lost -= 1
-        return Completed(status=child.returncode, output="" if self.lost >= 0 else child.stdout)
+        output = "" if self.lost >= 0 else child.stdout
+        return Completed(status=child.returncode, output=output)
 
     def testinfra_backend(self) -> object:
         return LocalBackend()
@@ -1146,12 +1156,12 @@ def ignore(event: StepEvent) -> None:
 
 @pytest.fixture(params=sorted(engines.ENGINES))
 def engine(request: pytest.FixtureRequest) -> Engine:
-    made = engines.create(request.param)
+    created_engine = engines.create(request.param)
     try:
-        made.probe()
+        created_engine.probe()
     except EngineUnavailableError as error:
         pytest.skip(f"NOT TESTED with {request.param}: {error.message}")
-    return made
+    return created_engine
 
 
 INTERFACES = "import socket; print('its interfaces:', [name for _, name in socket.if_nameindex()])"

@@ -1,5 +1,5 @@
-"""Which modules a distribution brings, and what is said of one that cannot be
-imported, with real distributions.
+"""Test which modules a distribution brings, and the reason given for one that cannot be imported,
+with real distributions.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ def ask(folder: Path, *, names: str = "", **sources: str) -> list[imports.Import
             f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
         )
         (information / "RECORD").write_text(f"{name}.py,,\n{information.name}/RECORD,,\n")
-    asked = [*sources, *names.split()]
-    here = Here({"PYTHONPATH": str(folder)})
-    found = ask_program(here, (sys.executable,), IMPORTS, asked, timeout=300)
-    assert found["asked"] == len(asked)
-    return found["failed"]
+    module_names = [*sources, *names.split()]
+    container = Here({"PYTHONPATH": str(folder)})
+    answer = ask_program(container, (sys.executable,), IMPORTS, module_names, timeout=300)
+    assert answer["asked"] == len(module_names)
+    return answer["failed"]
 
 
 def test_everything_can_be_imported(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_everything_can_be_imported(tmp_path: Path) -> None:
 
 
 def test_what_an_earlier_build_left_in_a_wheel_does_not_count(tmp_path: Path) -> None:
-    """As in sagemaker-mlflow 0.1.0, which has a folder of its former name.
+    """Leave out a folder of a former name, as in sagemaker-mlflow 0.1.0.
 
     Top_level.txt has the new one alone.
     """
@@ -96,7 +96,9 @@ def test_what_an_earlier_build_left_in_a_wheel_does_not_count(tmp_path: Path) ->
 
 
 def test_an_extension_of_torch_is_imported_after_it(tmp_path: Path) -> None:
-    """As `amp_C` of apex: the loader finds libc10.so where torch has loaded it."""
+    """Import torch before its extension, as `amp_C` of apex: the loader finds libc10.so where torch
+    has loaded it.
+    """
     linked = (
         "import sys\n"
         "if 'torch' not in sys.modules: raise ImportError('libc10.so:"
@@ -110,13 +112,13 @@ def test_an_extension_of_torch_is_imported_after_it(tmp_path: Path) -> None:
 def test_every_failure_is_named(tmp_path: Path) -> None:
     sources = {"first": "import nowhere", "second": "raise SystemExit('no')", "third": "x = 1"}
     crash = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
-    found = ask(tmp_path, **sources, fourth=crash, fifth="import third")
-    assert [(each["name"], each["reason"]) for each in found] == [
+    failures = ask(tmp_path, **sources, fourth=crash, fifth="import third")
+    assert [(failure["name"], failure["reason"]) for failure in failures] == [
         ("first", "import first: ModuleNotFoundError: No module named 'nowhere'"),
         ("second", "import second: SystemExit: no"),
         ("fourth", "its import was killed by signal 11"),
     ]
-    assert {each["version"] for each in found} == {"1.0"}
+    assert {failure["version"] for failure in failures} == {"1.0"}
 
 
 @pytest.mark.parametrize(
@@ -125,7 +127,7 @@ def test_every_failure_is_named(tmp_path: Path) -> None:
         ("import nowhere.part", "nowhere", ""),
         ("import subject.part", "", ""),
         ("raise TypeError('Descriptors cannot be created directly')", "", ""),
-        # A ModuleNotFoundError too, but what is missing is the metadata of a distribution.
+        # A ModuleNotFoundError too, but the metadata of a distribution is missing.
         ("from importlib import metadata; metadata.version('a-name-of-before')", "", ""),
         (
             "raise ImportError('libGL.so.1: cannot open shared object file: No such file')",
@@ -137,12 +139,12 @@ def test_every_failure_is_named(tmp_path: Path) -> None:
 def test_what_is_missing_is_told_from_what_is_wrong(
     source: str, module: str, library: str, tmp_path: Path
 ) -> None:
-    (found,) = ask(tmp_path, subject=source)
-    assert (found["module"], found["library"]) == (module, library)
+    (failure,) = ask(tmp_path, subject=source)
+    assert (failure["module"], failure["library"]) == (module, library)
 
 
 @pytest.mark.parametrize(
-    ("failed", "said"),
+    ("failed", "message"),
     [
         (
             {"module": "", "library": "", "reason": "import speed: TypeError: no"},
@@ -167,9 +169,9 @@ def test_what_is_missing_is_told_from_what_is_wrong(
         ),
     ],
 )
-def test_the_advice_is_about_what_failed(failed: dict[str, str], said: str) -> None:
+def test_the_advice_is_about_what_failed(failed: dict[str, str], message: str) -> None:
     check = PythonImportsCheck(
         component="extension", distributions=("speed",), released=(("speed", "2020-11-05"),)
     )
     failure = cast("imports.ImportFailure", {"name": "speed", "version": "0.3.1.dev5", **failed})
-    assert import_failure(failure, check) == said
+    assert import_failure(failure, check) == message

@@ -1,5 +1,5 @@
-"""How build steps install the distribution's packages: several at once, from
-one cache, none waits for another.
+"""Test how build steps install the distribution's packages: several at once, from one cache, none
+waits for another.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Steps:
         self.cache = folder / "cache"
         self.pipes = folder / "pipes"
         settings = folder / "settings"
-        for made in (self.cache, self.pipes, settings):
-            made.mkdir()
+        for new_folder in (self.cache, self.pipes, settings):
+            new_folder.mkdir()
         for name, content in read_host_settings(os.environ).secrets(plan.base.suite, "").items():
             (settings / name).write_bytes(content)
         mounts = {

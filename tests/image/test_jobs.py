@@ -47,7 +47,7 @@ def test_two_processes_on_one_host_train(
 def test_two_processes_train_on_a_host_that_does_not_know_its_own_name(
     docker_image: BuiltByCommand, tmp_path: Path
 ) -> None:
-    """Without a network nothing resolves the container's name.
+    """Run without a network: nothing resolves the container's name.
 
     Torchrun and gloo would look for it.
     """
@@ -156,9 +156,9 @@ def test_two_hosts_train_together_and_end_together(
 def test_two_restricted_pods_train_together(
     docker_image: BuiltByCommand, network: Any, mode: str, user: str, tmp_path: Path
 ) -> None:
-    """No root, no capability, a read-only root.
+    """Run with no root, no capability, and a read-only root.
 
-    Nobody has no shell, and the other user no password entry.
+    The user `nobody` has no shell, and the other user no password entry.
     """
     train_on_two_hosts(docker_image.reference, network, mode, tmp_path, user)
 
@@ -216,7 +216,7 @@ if os.environ["SM_CURRENT_HOST"] == "algo-1":
 def test_a_script_for_awss_images_calls_mpirun_with_a_hostfile(
     docker_image: BuiltByCommand, network: Any, user: str, tmp_path: Path
 ) -> None:
-    """Each host runs it, and the first calls mpirun by AWS's path for all."""
+    """Each host runs the script, and the first calls mpirun by AWS's path for all."""
     hosts = ("algo-1", "algo-2")
     folders = {host: plain_job(tmp_path / host, CALLS_MPIRUN) for host in hosts}
     for host, folder in folders.items():
@@ -227,8 +227,8 @@ def test_a_script_for_awss_images_calls_mpirun_with_a_hostfile(
     if user:
         subprocess.run(("chown", "-R", user, str(tmp_path)), check=True)
     settings = {**RESTRICTED, "user": user} if user else {}
-    said = run_on_hosts(docker_image.reference, network, folders, settings=settings)
-    assert all(f"rank {rank} of 4 sum 6\n" in said for rank in range(4)), said
+    output = run_on_hosts(docker_image.reference, network, folders, settings=settings)
+    assert all(f"rank {rank} of 4 sum 6\n" in output for rank in range(4)), output
 
 
 IDENTITY = ("-c", "user.name=test", "-c", "user.email=test@example.org")

@@ -1,8 +1,8 @@
 """The launcher in images that are laid out as NVIDIA's, AWS's and a user's own:
 a wheel and an entry point.
 
-Their files are those of the `cpu` image: Python, torch and what they need, and
-nothing else of this project.
+Their files are those of the `cpu` image: Python, torch and their requirements, and nothing else of
+this project.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trainworks.engine.protocol import BuildRequest, Completed, Engine, Job, Mou
 pytestmark = pytest.mark.engine
 
 OURS = "/opt/venv /opt/amazon /opt/trainworks /opt/ml /usr/local/bin/*"
-"""What of the `cpu` image is this project's, and no part of theirs."""
+"""Files of the `cpu` image that are this project's, and no part of theirs."""
 
 KEEP = (
     "torch torchgen functorch numpy numpy.libs sympy mpmath networkx jinja2 markupsafe filelock"
@@ -95,8 +95,8 @@ LAYOUTS = {
     ),
 }
 
-# What their own entry points do, in our words: NVIDIA's prints a banner and becomes the command;
-# AWS's stays, and runs the command as a child of a shell with job control.
+# Stand-ins for their own entry points: NVIDIA's prints a banner and becomes the command; AWS's
+# stays, and runs the command as a child of a shell with job control.
 ENTRY_POINTS = {
     "becomes-the-command": '#!/bin/sh\necho "a banner"\nexec "$@"\n',
     "runs-the-command": '#!/bin/bash -m\nif [ "$1" = train ]; then train; else eval "$@"; fi\n',
@@ -123,8 +123,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         str(folder / "tree"),
     )
     subprocess.run(command, check=True, timeout=600)
-    (made,) = folder.glob("*.whl")
-    return made
+    (wheel_file,) = folder.glob("*.whl")
+    return wheel_file
 
 
 @dataclass(frozen=True)
@@ -195,10 +195,12 @@ def theirs(
         docker_image.engine.remove(name)
 
 
-def run_train(made: Theirs, folder: Path, *words: str) -> Completed:
+def run_train(their_image: Theirs, folder: Path, *words: str) -> Completed:
     """Run a host's job in a container of the image."""
     mounts = (Mount(source=folder, target="/opt/ml"),)
-    return made.engine.run(made.reference, Job(command=words, mounts=mounts, timeout=300))
+    return their_image.engine.run(
+        their_image.reference, Job(command=words, mounts=mounts, timeout=300)
+    )
 
 
 def test_two_ranks_train_on_one_host(theirs: Theirs, tmp_path: Path) -> None:
@@ -222,8 +224,10 @@ def test_two_hosts_train_and_no_user_is_root(theirs: Theirs, network: Any, tmp_p
         for host in hosts
     }
     subprocess.run(("chown", "-R", "1000", str(tmp_path)), check=True)
-    said = run_on_hosts(theirs.reference, network, folders, settings={**RESTRICTED, "user": "1000"})
-    assert_trained(said, 2, folders["algo-1"])
+    output = run_on_hosts(
+        theirs.reference, network, folders, settings={**RESTRICTED, "user": "1000"}
+    )
+    assert_trained(output, 2, folders["algo-1"])
 
 
 def test_a_dead_rank_is_named_on_both_hosts(theirs: Theirs, network: Any, tmp_path: Path) -> None:

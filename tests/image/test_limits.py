@@ -18,7 +18,7 @@ PROFILE = {
     "defaultAction": "SCMP_ACT_ALLOW",
     "syscalls": [{"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": 1}],
 }
-"""What engines of 2020 answer to a system call that they do not know: EPERM."""
+"""Profile of engines of 2020, which answer an unknown system call with EPERM."""
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_container_that_may_not_start_threads_or_processes_says_why(
         "python",
         "-V",
     )
-    ended = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
-    assert ended.returncode == status, ended.stderr
-    assert reason in ended.stderr.splitlines()[-1]
-    assert "Traceback" not in ended.stderr
+    result = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == status, result.stderr
+    assert reason in result.stderr.splitlines()[-1]
+    assert "Traceback" not in result.stderr

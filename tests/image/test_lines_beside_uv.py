@@ -1,9 +1,9 @@
-"""Sixty-six kinds of lines and files: what `extend` locks of each is what uv
-itself would install, or a named refusal.
+"""Test sixty-six kinds of lines and files: `extend` locks for each the versions that uv itself
+would install, or refuses by name.
 
 Each row is read, answered and resolved as `extend` does it, and given to `uv pip install --dry-run`
-as it is. Both see the same base, which is only described, and the same indexes on loopback. What
-has to be built is in test_projects.py.
+as it is. Both see the same base, which is only described, and the same indexes on loopback.
+Packages that have to be built are in test_projects.py.
 """
 
 from __future__ import annotations
@@ -98,11 +98,11 @@ class Row:
 
     Attributes:
         text: The file, with names in the place of addresses and hashes.
-        files: What lies beside it.
+        files: Files that lie beside it.
         name: The file's.
         words: Extras and groups, as words of both commands.
-        refused: What our refusal says; uv is not asked.
-        alone: uv gets this text, where it refuses what pip reads so, or what is answered.
+        refused: Text of our refusal; uv is not asked.
+        alone: uv gets this text, where it refuses a line that pip reads so, or that is answered.
         empty: Nothing is installed.
     """
 
@@ -246,7 +246,7 @@ ROWS = {
     "a line lacks one": Row(
         "--require-hashes\nalpha==1.0 --hash=sha256:HASH_ALPHA\ndelta\n", refused="delta"
     ),
-    # What uv reads itself.
+    # Files that uv reads itself.
     "a project's extra and group": project(
         "dependencies = ['beta']\n"
         "[project.optional-dependencies]\n"
@@ -268,7 +268,7 @@ ROWS = {
     ),
     "a script": Row(SCRIPT, name="train.py"),
     "a lock in the common form": Row(PYLOCK, name="pylock.toml"),
-    # What the base keeps.
+    # Versions that the base keeps.
     "another torch": Row("torch==2.4.1\nalpha==1.0\n", alone="alpha==1.0\n"),
     "a newer torch": Row("torch>=2.99\n", refused="choose an image with torch>=2.99"),
 }
@@ -291,7 +291,7 @@ def private() -> Iterator[Index]:
         yield server
 
 
-def written(row: Row, folder: Path, index: Index, private: Index) -> Path:
+def write_requirements(row: Row, folder: Path, index: Index, private: Index) -> Path:
     """Write the files of a row, and return the first."""
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in index.files.items()}
     values = {
@@ -318,7 +318,7 @@ def written(row: Row, folder: Path, index: Index, private: Index) -> Path:
 
 def variables(index: Index, private: Index, folder: Path) -> dict[str, str]:
     """Return an environment without settings of this machine, with logins by variables."""
-    kept = {
+    kept_variables = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("UV_", "PIP_", "XDG_"))
@@ -330,11 +330,11 @@ def variables(index: Index, private: Index, folder: Path) -> dict[str, str]:
         **LOGIN,
     }
     login = {"UV_INDEX_INSIDE_USERNAME": USER, "UV_INDEX_INSIDE_PASSWORD": private.password}
-    return {**kept, **own, **login, "XDG_CACHE_HOME": str(folder / "cache")}
+    return {**kept_variables, **own, **login, "XDG_CACHE_HOME": str(folder / "cache")}
 
 
 def locked(file: Path, row: Row, folder: Path, facts: Facts) -> ExtensionLock:
-    """Return what `extend` locks; raises what it refuses with."""
+    """Return the versions that `extend` locks; raises its refusal."""
     named = [
         value for first, value in zip(row.words, row.words[1:], strict=False) if first == "--extra"
     ]
@@ -370,7 +370,7 @@ def locked(file: Path, row: Row, folder: Path, facts: Facts) -> ExtensionLock:
 
 
 def by_uv(file: Path, row: Row, folder: Path) -> dict[str, str]:
-    """Return what uv itself would install in the same base."""
+    """Return the versions that uv itself would install in the same base."""
     described = Environment(folder / "described")
     described.describe(BASE)
     limits = folder / "kept.txt"
@@ -407,9 +407,7 @@ def by_uv(file: Path, row: Row, folder: Path) -> dict[str, str]:
     )
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["changes"]
-    return {
-        each["name"]: each.get("version", "") for each in rows if each["action"] != "uninstalled"
-    }
+    return {row["name"]: row.get("version", "") for row in rows if row["action"] != "uninstalled"}
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -427,29 +425,30 @@ def test_a_line_is_what_uv_makes_of_it_or_a_named_refusal(
     for variable, value in variables(index, private, tmp_path).items():
         monkeypatch.setenv(variable, value)
     # A Python without pip, as uv makes them: then its settings are these variables, and no pip has
-    # to start for each row. What pip says of them: launcher/tests/test_launcher_pip_files.py.
+    # to start for each row. pip's own reading of them: launcher/tests/test_launcher_pip_files.py.
     monkeypatch.setitem(sys.modules, "pip", None)
-    file = written(row, folder, index, private)
+    file = write_requirements(row, folder, index, private)
     if row.refused:
         with pytest.raises((ExtendError, LockError)) as caught:
             locked(file, row, tmp_path, facts)
         assert row.refused in " ".join(caught.value.message.split())
         return
     lock = locked(file, row, tmp_path, facts)
-    found = dict(lock.locked)
+    locked_versions = dict(lock.locked)
     beside = folder / "alone.txt" if row.alone else file
-    assert found == {
-        each: found[each] if version == "" else version
-        for each, version in by_uv(beside, row, tmp_path).items()
-    }
-    assert (found == {}) == row.empty
+    expected = by_uv(beside, row, tmp_path)
+    for name, version in expected.items():
+        if version == "":
+            expected[name] = locked_versions[name]
+    assert locked_versions == expected
+    assert (locked_versions == {}) == row.empty
     # Each hash is of a file that an index has.
-    known = {
+    known_digests = {
         hashlib.sha256(content).hexdigest()
-        for each in (index, private)
-        for content in each.files.values()
+        for index_server in (index, private)
+        for content in index_server.files.values()
     }
-    assert {digest for digests in lock.hashes.values() for digest in digests} <= known
+    assert {digest for digests in lock.hashes.values() for digest in digests} <= known_digests
     assert LOGIN["WORD"] not in lock.text
     assert base64.b64encode(LOGIN["WORD"].encode()).decode() not in lock.text
 

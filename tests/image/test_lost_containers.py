@@ -36,8 +36,8 @@ def prepare(folder: Path, mode: str, host: str) -> Path:
         (folder / name).mkdir(parents=True)
     (folder / "code" / "script.py").write_text(SCRIPT, encoding="utf-8")
     config = folder / "input" / "config"
-    asked = {"sagemaker_program": "script.py", MODES[mode]: "true"}
-    (config / "hyperparameters.json").write_text(json.dumps(asked), encoding="utf-8")
+    hyperparameters = {"sagemaker_program": "script.py", MODES[mode]: "true"}
+    (config / "hyperparameters.json").write_text(json.dumps(hyperparameters), encoding="utf-8")
     resources = {"current_host": host, "hosts": HOSTS, "network_interface_name": "eth0"}
     (config / "resourceconfig.json").write_text(json.dumps(resources), encoding="utf-8")
     return folder
@@ -47,11 +47,11 @@ def prepare(folder: Path, mode: str, host: str) -> Path:
 def client() -> Iterator[Any]:
     import docker
 
-    made = docker.from_env()
+    docker_client = docker.from_env()
     try:
-        yield made
+        yield docker_client
     finally:
-        made.close()
+        docker_client.close()
 
 
 class Job:

@@ -108,7 +108,7 @@ def listed(**changes: str) -> PythonList:
         name="one",
         version="1",
         record=RECORD,
-        files={key: each for key, each in files.items() if each != "-"},
+        files={key: file for key, file in files.items() if file != "-"},
     )
 
 
@@ -130,7 +130,7 @@ def test_a_list_is_that_of_its_wheel_but_for_what_recipes_remove_and_installatio
 
 
 @pytest.mark.parametrize(
-    ("path", "digest", "said"),
+    ("path", "digest", "message"),
     [
         (
             f"{SITE}/one/a.py",
@@ -160,13 +160,15 @@ def test_a_list_is_that_of_its_wheel_but_for_what_recipes_remove_and_installatio
         ),
     ],
 )
-def test_a_list_that_was_changed_with_its_file_is_named(path: str, digest: str, said: str) -> None:
-    found = listed()
+def test_a_list_that_was_changed_with_its_file_is_named(
+    path: str, digest: str, message: str
+) -> None:
+    wheel_list = listed()
     if digest == "-":
-        del found["files"][path]
+        del wheel_list["files"][path]
     else:
-        found["files"][path] = digest
-    assert list(wheel_problems(CHECK, found, WHEEL)) == [said]
+        wheel_list["files"][path] = digest
+    assert list(wheel_problems(CHECK, wheel_list, WHEEL)) == [message]
 
 
 def test_the_list_of_a_wheel_has_the_programs_as_they_are_installed(tmp_path: Path) -> None:
@@ -176,11 +178,11 @@ def test_the_list_of_a_wheel_has_the_programs_as_they_are_installed(tmp_path: Pa
         "one-1.data/scripts/native": "\x7fELF",
         "one-1.dist-info/entry_points.txt": "[console_scripts]\ntool = one.a:main.run [extra]\n",
     }
-    found = read_wheel_list(make_wheel(tmp_path / "one-1-py3-none-any.whl", files))
-    assert found.files.keys() == files.keys() - {"one-1.data/scripts/run"}
-    assert found.files["one/a.py"] == sum_of("a = 1\n")
-    assert found.written["run"] == sum_of("#!/opt/venv/bin/python\nprint(1)\n")
-    assert found.written.keys() == {"run", "tool"}
+    wheel_list = read_wheel_list(make_wheel(tmp_path / "one-1-py3-none-any.whl", files))
+    assert wheel_list.files.keys() == files.keys() - {"one-1.data/scripts/run"}
+    assert wheel_list.files["one/a.py"] == sum_of("a = 1\n")
+    assert wheel_list.written["run"] == sum_of("#!/opt/venv/bin/python\nprint(1)\n")
+    assert wheel_list.written.keys() == {"run", "tool"}
     (tmp_path / "no.whl").write_text("not a wheel")
     with pytest.raises(LockError, match=r"no\.whl is not a wheel"):
         read_wheel_list(tmp_path / "no.whl")
@@ -192,11 +194,11 @@ def test_the_members_of_a_debian_package_and_its_configuration_are_read(tmp_path
     package = make_package(
         tmp_path / "git.deb", control, {"etc/git.conf": "safe", "usr/bin/git": "x"}
     )
-    found = read_debian_content(package)
-    assert found.links == {}
-    assert found.members.keys() == {"md5sums", "postinst", "conffiles"}
-    assert found.members["postinst"] == hashlib.sha256(b"#!/bin/sh\n").hexdigest()
-    assert found.conffiles == {
+    content = read_debian_content(package)
+    assert content.links == {}
+    assert content.members.keys() == {"md5sums", "postinst", "conffiles"}
+    assert content.members["postinst"] == hashlib.sha256(b"#!/bin/sh\n").hexdigest()
+    assert content.conffiles == {
         "/etc/git.conf": hashlib.md5(b"safe", usedforsecurity=False).hexdigest()
     }
     package.write_bytes(package.read_bytes()[:100])
@@ -205,7 +207,7 @@ def test_the_members_of_a_debian_package_and_its_configuration_are_read(tmp_path
 
 
 def test_what_dpkg_keeps_of_a_package_is_held_to_the_package() -> None:
-    found = DebianList(
+    debian_list = DebianList(
         name="git",
         version="1",
         architecture="amd64",
@@ -216,7 +218,8 @@ def test_what_dpkg_keeps_of_a_package_is_held_to_the_package() -> None:
     assert (
         list(
             debian_problems(
-                found, DebianContent(members=found["members"], conffiles={"/etc/git.conf": "c"})
+                debian_list,
+                DebianContent(members=debian_list["members"], conffiles={"/etc/git.conf": "c"}),
             )
         )
         == []
@@ -225,7 +228,7 @@ def test_what_dpkg_keeps_of_a_package_is_held_to_the_package() -> None:
     content = DebianContent(
         members={"md5sums": "x", "prerm": "y"}, conffiles={"/etc/git.conf": "z"}, links=links
     )
-    assert list(debian_problems(found, content)) == [
+    assert list(debian_problems(debian_list, content)) == [
         "/var/lib/dpkg/info/git.md5sums is not the one of package git 1",
         "/var/lib/dpkg/info/git.postinst is there, and package git 1 does not have it",
         "/var/lib/dpkg/info/git.prerm is missing, and package git 1 has it",
@@ -269,14 +272,16 @@ def test_packages_that_nothing_of_the_plan_needs_are_named(tmp_path: Path) -> No
     status = "Package: git\nStatus: install ok installed\nVersion: 1\nArchitecture: amd64\n"
     status += "Conffiles:\n /etc/a 0\n /etc/b 0 obsolete\n"
     (tmp_path / "var/lib/dpkg/status").write_text(status)
-    found = lists_of(Image(str(tmp_path), ""), ["git"])
-    (one, other) = sorted(found["python"], key=lambda each: each["name"], reverse=True)
+    package_lists = lists_of(Image(str(tmp_path), ""), ["git"])
+    (one, other) = sorted(
+        package_lists["python"], key=lambda package_list: package_list["name"], reverse=True
+    )
     assert one["files"].keys() == {f"{SITE}/one/a.py", "/opt/venv/bin/one", RECORD}
-    (debian,) = found["debian"]
+    (debian,) = package_lists["debian"]
     assert {*debian["members"]} == {"postinst"}
     assert debian["conffiles"] == {"/etc/a": "0"}
     assert debian["links"] == {"/etc/link": "a"}
-    assert list_problems(CHECK, found, None) == [
+    assert list_problems(CHECK, package_lists, None) == [
         f"{other['record']}: no package of the plan is called extra-part",
     ]
 
@@ -306,8 +311,8 @@ def test_what_no_maker_is_known_of_is_left_to_the_image() -> None:
         conffiles={},
         links={},
     )
-    found = PackageLists(python=[other], debian=[package], unneeded=["telnetd"])
-    assert list_problems(CHECK, found, Known()) == [
+    package_lists = PackageLists(python=[other], debian=[package], unneeded=["telnetd"])
+    assert list_problems(CHECK, package_lists, Known()) == [
         "Debian package telnetd: nothing of the plan needs it",
         f"{RECORD} has another sum of {SITE}/one/a.py than its wheel",
     ]
@@ -318,15 +323,16 @@ def test_recipes_declare_what_they_trim(facts: Facts) -> None:
     declared = 0
     for recipe in facts.recipes.values():
         text = recipe.text.partition("#}")[2]
-        given: dict[str, set[str]] = {"--remove": set(), "--strip": set()}
+        trimmed: dict[str, set[str]] = {"--remove": set(), "--strip": set()}
         for option, pattern in (
             re.findall(r"(--remove|--strip) (\S+)", text) if "trim-python-packages" in text else ()
         ):
-            given[option] |= {*shlex.split(pattern)}
+            trimmed[option] |= {*shlex.split(pattern)}
         if recipe.name != "builder":
-            assert (given["--remove"], given["--strip"]) == ({*recipe.trims}, {*recipe.strips}), (
-                recipe.name
-            )
+            assert (trimmed["--remove"], trimmed["--strip"]) == (
+                {*recipe.trims},
+                {*recipe.strips},
+            ), recipe.name
             declared += len(recipe.trims)
     assert declared >= 10
 
@@ -350,6 +356,6 @@ def test_links_of_a_debian_package_are_read(tmp_path: Path) -> None:
 def test_the_folders_of_all_users_are_in_the_promise(facts: Facts) -> None:
     plan = plan_of_target("pytorch-2.13.0-cpu-py311-debian12", facts)
     assert plan is not None
-    (check,) = (each for each in plan.checks if isinstance(each, DeliveredFilesCheck))
+    (check,) = (check for check in plan.checks if isinstance(check, DeliveredFilesCheck))
     assert {"/tmp", "/var/tmp", "/opt/ml/model"} <= {*check.shared}
     assert "/etc/shadow" in {path for row in check.rights for path in row.paths}

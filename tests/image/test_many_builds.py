@@ -41,7 +41,7 @@ BASES = {
     "broken": "rm /usr/bin/apt-get",
     "fine": "touch /etc/issue.net",
 }
-"""Base images by what makes them differ from the real one.
+"""Base images by their difference from the real one.
 
 Nothing can be installed in the second one.
 """
@@ -57,7 +57,7 @@ class Matrix:
     tags: tuple[str, ...]
 
     def build(self) -> tuple[dict[str, Any], str]:
-        """Run the command; return its report and what it said meanwhile."""
+        """Run the command; return its report and its messages."""
         words = (
             "--only",
             self.pattern,
@@ -90,7 +90,7 @@ def matrix(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Matrix]:
     root = tmp_path / "checkout"
     root.mkdir()
     freeze(root, own_caches=False)
-    # What is in the images does not matter: no compiler, no MPI, no numpy.
+    # The content of the images does not matter: no compiler, no MPI, no numpy.
     components = root / "images" / "components.toml"
     components.write_text(
         components.read_text(encoding="utf-8").replace("default = true", "default = false")
@@ -119,18 +119,18 @@ def matrix(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Matrix]:
 def test_one_that_fails_takes_no_other_with_it_and_the_next_run_goes_on_where_this_one_ended(
     matrix: Matrix,
 ) -> None:
-    report, said = matrix.build()
+    report, output = matrix.build()
     assert report["at_once"] == 2
     assert [target["outcome"] for target in report["targets"]] == ["done", "failed", "done"]
     assert [bool(matrix.engine.inspect(tag)) for tag in matrix.tags] == [True, False, True]
     good, broken, fine = report["targets"]
     assert report["exit_status"] == broken["exit_status"] == BuildError.exit_status
     assert broken["target"] in broken["cause"]
-    assert f"{broken['target']}: failed: {broken['cause']}" in said
-    assert "apt-get: not found" in said
-    assert f"{good['target']}: done" in said
+    assert f"{broken['target']}: failed: {broken['cause']}" in output
+    assert "apt-get: not found" in output
+    assert f"{good['target']}: done" in output
 
-    again, said = matrix.build()
+    again, output = matrix.build()
     assert [target["outcome"] for target in again["targets"]] == [
         "unchanged",
         "failed",

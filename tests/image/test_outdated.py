@@ -1,4 +1,4 @@
-"""What a rebuild would bring: apt on our own base, for the real `cpu` image.
+"""Test the changes that a rebuild would bring: apt on our own base, for the real `cpu` image.
 
 Its own archives, and one on loopback.
 """
@@ -157,8 +157,13 @@ def ask(reference: str, suite: str, machine: HostSettings, engine: Engine) -> st
 def test_a_security_update_and_another_one_are_found(
     docker_image: BuiltByCommand, trusting: str, archive: Server
 ) -> None:
-    found = CHANGE.finditer(ask(trusting, "bookworm", settings(archive), docker_image.engine))
-    changes = {each["name"]: (each["update"], "-security" in each["suites"]) for each in found}
+    changes_text = CHANGE.finditer(
+        ask(trusting, "bookworm", settings(archive), docker_image.engine)
+    )
+    changes = {
+        change["name"]: (change["update"], "-security" in change["suites"])
+        for change in changes_text
+    }
     assert changes == {"hostname": ("99", True), "gzip": ("99", False)}
 
 

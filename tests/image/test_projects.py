@@ -1,8 +1,8 @@
-"""Projects as people have them, at both doors: what `extend` locks is what a
-job installs, and what uv would.
+"""Test projects as people have them, at both doors: `extend` locks the versions that a job
+installs, and that uv would.
 
 Each project is a folder of files. Its packages are tiny wheels on an index of the test, which has
-no other, so nothing depends on what a public index has today. uv by itself gets the image's own
+no other, so nothing depends on the state of a public index. uv by itself gets the image's own
 packages as constraints.
 """
 
@@ -37,7 +37,7 @@ WHEELS = (
     ("gamma", "1.0", "torch>=2", "alpha"),
     ("delta", "1.0"),
     ("only_windows", "1.0"),
-    # Somebody else's, under the name that the user's own project has.
+    # A distribution of another project, under the name that the user's own project has.
     ("mine", "7.0", "delta"),
     ("torchvision", "0.28.0", "torch==2.13.0"),
     ("torchvision", "0.19.1", "torch==2.4.1"),
@@ -89,7 +89,7 @@ python -I /opt/trainworks/lib/trainworks_launcher/programs/install.py -- $WORDS 
 
 
 def project_of(name: str, version: str, *requires: str, more: str = "") -> dict[str, str]:
-    """A project that says what it requires only when it is built."""
+    """Return a project that tells its requirements only when it is built."""
     head = f'[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n{more}'
     return {
         "pyproject.toml": head,
@@ -108,13 +108,13 @@ class Case:
 
     Attributes:
         files: Path to text; INDEX stands for the index's address.
-        words: What `extend` is told.
-        job: What the installer of a job is told.
+        words: Options of `extend`.
+        job: Variables of a job's installer.
         plain: A call of uv with the same meaning, in a shell; ``""`` where uv
             by itself gives another answer.
-        expected: What is installed, beside or instead of what the image has.
-        said: What both doors say.
-        refused: What both doors refuse it with; ``""`` where it is installed.
+        expected: Packages that are installed, beside or instead of those of the image.
+        message: Message of both doors.
+        refused: Refusal of both doors; ``""`` where the project is installed.
         before: Commands of uv that a user has called in the folder.
         folder: Where the user stands.
         history: A folder that is a git repository with the tag v1.4.0; ``""`` for none.
@@ -125,7 +125,7 @@ class Case:
     job: str
     plain: str = ""
     expected: Mapping[str, str] = field(default_factory=dict)
-    said: str = ""
+    message: str = ""
     refused: str = ""
     before: tuple[str, ...] = ()
     folder: str = "."
@@ -183,13 +183,13 @@ REPOSITORY = {
     "pyproject.toml": OF_GIT,
     **below("lib", project_of("delta", "99.1", "alpha<1.5")),
     **below("static", project_of("static", "3.0", "alpha<2")),
-    # What a lock pins says what it requires without a build.
+    # A pinned wheel tells its requirements without a build.
     "static/pyproject.toml": (
         '[project]\nname = "static"\nversion = "3.0"\ndependencies = ["alpha<2"]\n'
         '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
     ),
 }
-"""What a project of others has at a commit, which its branch has left."""
+"""Files of another project at a commit, which its branch has left."""
 
 CASES = {
     "several requirements files": Case(
@@ -208,7 +208,7 @@ CASES = {
         words=("-r", "requirements.txt"),
         job="-r requirements.txt",
         expected={"gamma": "1.0", "alpha": "2.0"},
-        said="torch==2.4.1 is not installed: this image keeps torch 2.13.0+cpu",
+        message="torch==2.4.1 is not installed: this image keeps torch 2.13.0+cpu",
     ),
     "a project": Case(
         files={"pyproject.toml": f'{HEAD}dependencies = ["beta", "gamma"]\n'},
@@ -328,7 +328,7 @@ CASES = {
         words=("-r", "pyproject.toml"),
         job="-r pyproject.toml",
         expected={"gamma": "1.0", "alpha": "2.0"},
-        said="the source of torch is not used: this image has its own",
+        message="the source of torch is not used: this image has its own",
     ),
     "uv.lock": Case(
         files={
@@ -404,7 +404,7 @@ CASES = {
         words=("-r", "pylock.toml"),
         job="-r pylock.toml",
         expected={"delta": "1.0"},
-        said="torch==2.4.1 is not installed: this image keeps torch 2.13.0+cpu",
+        message="torch==2.4.1 is not installed: this image keeps torch 2.13.0+cpu",
     ),
     "a lock with companions of another torch": Case(
         files={
@@ -428,7 +428,7 @@ CASES = {
         words=("-r", "pylock.toml"),
         job="-r pylock.toml",
         expected={"torchvision": "0.28.0"},
-        said=(
+        message=(
             "torchvision==0.26.0+cu128 goes with another torch:"
             " the release for torch 2.13.0+cpu is taken"
         ),
@@ -438,14 +438,14 @@ CASES = {
         words=("-r", "requirements.txt"),
         job="-r requirements.txt",
         expected={"torchvision": "0.28.0", "gamma": "1.0", "alpha": "2.0"},
-        said="torchvision==0.19.1 goes with another torch",
+        message="torchvision==0.19.1 goes with another torch",
     ),
     "companions of another torch in a project": Case(
         files={"pyproject.toml": f'{HEAD}dependencies = ["torch==2.4.1", "torchvision==0.19.1"]\n'},
         words=("-r", "pyproject.toml"),
         job="-r pyproject.toml",
         expected={"torchvision": "0.28.0"},
-        said="torchvision==0.19.1 goes with another torch",
+        message="torchvision==0.19.1 goes with another torch",
     ),
     "a script": Case(
         files={"train.py": SCRIPT},
@@ -682,8 +682,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repository]
 
 @pytest.fixture(scope="module")
 def build_tools(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """Give the wheels of setuptools_scm and of what it requires, for the
-    image's Python, by their names.
+    """Return the wheels of setuptools_scm and of its requirements, for the image's Python, by their
+    names.
     """
     folder = tmp_path_factory.mktemp("tools")
     words = (
@@ -722,7 +722,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-def written(case: Case, folder: Path, values: Mapping[str, str]) -> None:
+def write_project(case: Case, folder: Path, values: Mapping[str, str]) -> None:
     """Write the files of a case, with values in the place of names."""
     for name, text in case.files.items():
         path = folder / name
@@ -799,11 +799,11 @@ def test_a_project_is_the_same_at_both_doors_and_for_uv(
         "COMMIT": repository.commit,
         "HASH": hashlib.sha256(index.files["delta-1.0-py3-none-any.whl"]).hexdigest(),
     }
-    written(case, folder, values)
+    write_project(case, folder, values)
     login = {"UV_INDEX_INSIDE_USERNAME": USER, "UV_INDEX_INSIDE_PASSWORD": private.password}
     settings = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": index.simple, **login}
 
-    # The job comes first: it copies the folder.
+    # The job comes first, as a job copies the folder.
     variables = {
         **settings,
         "UV_DEFAULT_INDEX": index.simple,
@@ -830,36 +830,41 @@ def test_a_project_is_the_same_at_both_doors_and_for_uv(
         check=False,
         timeout=300,
     )
-    said = job.stdout + job.stderr
+    output = job.stdout + job.stderr
     before, *answers = [
         json.loads(line) for line in job.stdout.splitlines() if line.startswith("{")
     ]
-    plain = answers.pop(0)["changes"] if case.plain and "uv refuses" not in said else None
+    plain = answers.pop(0)["changes"] if case.plain and "uv refuses" not in output else None
 
     extended = extend(
         docker_image, folder / case.folder, {**settings, "XDG_CACHE_HOME": str(cache)}, *case.words
     )
     if case.refused:
-        assert (job.returncode != 0, case.refused in said) == (True, True), said
+        assert (job.returncode != 0, case.refused in output) == (True, True), output
         assert (extended.returncode != 0, case.refused in extended.stderr) == (
             True,
             True,
         ), extended.stderr
         assert plain is None
         return
-    assert job.returncode == 0, said
+    assert job.returncode == 0, output
     assert extended.returncode == 0, extended.stderr
-    assert case.said in said
-    assert case.said in extended.stderr
-    locked = dict(each.split("==") for each in json.loads(extended.stdout)["requirements"])
+    assert case.message in output
+    assert case.message in extended.stderr
+    locked = dict(
+        requirement.split("==") for requirement in json.loads(extended.stdout)["requirements"]
+    )
     installed = {key: value for key, value in answers[-1].items() if before.get(key) != value}
     assert (locked, installed) == (case.expected, case.expected)
     if case.plain:
-        assert plain is not None, said
-        found = {row["name"]: row.get("version") for row in plain if row["action"] == "installed"}
-        assert {
-            key: case.expected[key] if value is None else value for key, value in found.items()
-        } == case.expected
+        assert plain is not None, output
+        installed_versions = {
+            row["name"]: row.get("version") for row in plain if row["action"] == "installed"
+        }
+        for key, value in installed_versions.items():
+            if value is None:
+                installed_versions[key] = case.expected[key]
+        assert installed_versions == case.expected
 
 
 def test_a_new_line_moves_no_more_than_it_has_to(
@@ -878,21 +883,24 @@ def test_a_new_line_moves_no_more_than_it_has_to(
             done = extend(docker_image, tmp_path, settings, "-r", "requirements.txt")
             assert done.returncode == 0, done.stderr
             return (
-                dict(each.split("==") for each in json.loads(done.stdout)["requirements"]),
+                dict(
+                    requirement.split("==")
+                    for requirement in json.loads(done.stdout)["requirements"]
+                ),
                 done.stderr,
             )
 
         assert locked("first\nsecond\n")[0] == {"first": "1.0", "second": "1.0"}
         server.files |= dict(wheel_of(name, "2.0", "") for name in ("first", "second", "third"))
         server.files |= dict([wheel_of("needs", "1.0", "", "second>=2")])
-        found, said = locked("first\nsecond\nthird\n")
-        assert found == {"first": "1.0", "second": "1.0", "third": "2.0"}
-        assert "the lock moves" not in said
-        # What the new line needs moves, with a line; the rest stays.
-        found, said = locked("first\nsecond\nneeds\n")
-        assert found == {"first": "1.0", "second": "2.0", "needs": "1.0"}
-        assert "second: the lock moves from 1.0 to 2.0" in said
-        assert "first: the lock" not in said
+        locked_versions, output = locked("first\nsecond\nthird\n")
+        assert locked_versions == {"first": "1.0", "second": "1.0", "third": "2.0"}
+        assert "the lock moves" not in output
+        # The needs of the new line move, with a line each; the rest stays.
+        locked_versions, output = locked("first\nsecond\nneeds\n")
+        assert locked_versions == {"first": "1.0", "second": "2.0", "needs": "1.0"}
+        assert "second: the lock moves from 1.0 to 2.0" in output
+        assert "first: the lock" not in output
         (lock,) = tmp_path.glob("*.locked.txt")
         lock.unlink()
         assert locked("first\nsecond\n")[0] == {"first": "2.0", "second": "2.0"}
@@ -970,14 +978,14 @@ def test_a_dockerfile_on_ours_keeps_torch_or_fails(
             "cd /tmp; cat pip.status pip.txt; echo; cat uv.status uv.txt c.status c.txt; head -c"
             " 300 lifted.json"
         )
-        said = engine.run(tag, Job(command=("sh", "-c", read), timeout=120)).output
+        output = engine.run(tag, Job(command=("sh", "-c", read), timeout=120)).output
         listed = engine.run(tag, Job(command=("python", "-c", LISTING), timeout=120)).output
     finally:
         engine.remove(tag)
-    assert said.startswith("1\n")
-    assert "The user requested (constraint) torch==2.13.0+cpu" in said
-    assert "\n1\n" in said
+    assert output.startswith("1\n")
+    assert "The user requested (constraint) torch==2.13.0+cpu" in output
+    assert "\n1\n" in output
     # The second one has constraints of its own, which take the place of the variable's.
-    assert said.count("you require torch==2.0.0 and torch==2.13.0+cpu") == 2
-    found = json.loads(listed.splitlines()[-1])
-    assert (found["torch"], found["gamma"], found["beta"]) == ("2.13.0+cpu", "1.0", "1.0")
+    assert output.count("you require torch==2.0.0 and torch==2.13.0+cpu") == 2
+    document = json.loads(listed.splitlines()[-1])
+    assert (document["torch"], document["gamma"], document["beta"]) == ("2.13.0+cpu", "1.0", "1.0")

@@ -41,13 +41,19 @@ def test_the_image_is_proven(image: BuiltByCommand, tmp_path: Path) -> None:
 
     licenses = texts["licenses.txt"].split("\n==== ")
     assert {"trainworks-smdistributed", "torch", "libc6"} <= {
-        each.split(" ")[0] for each in licenses
+        license_row.split(" ")[0] for license_row in licenses
     }
-    without = [each.split(" ")[0] for each in licenses if "it has no file with the text" in each]
-    assert without == ["tensorboard-data-server"], "its wheel has none"
-    assert [each.split(" ")[0] for each in licenses if "\nsource: not named" in each] == [
-        "trainworks-smdistributed"
+    without = [
+        license_row.split(" ")[0]
+        for license_row in licenses
+        if "it has no file with the text" in license_row
     ]
+    assert without == ["tensorboard-data-server"], "its wheel has none"
+    assert [
+        license_row.split(" ")[0]
+        for license_row in licenses
+        if "\nsource: not named" in license_row
+    ] == ["trainworks-smdistributed"]
 
     # The package manager itself, and the lock, say the same as the bill of materials.
     with image.engine.container(image.reference) as container:
@@ -55,14 +61,20 @@ def test_the_image_is_proven(image: BuiltByCommand, tmp_path: Path) -> None:
             ("dpkg-query", "--show", "--showformat", r"${db:Status-Abbrev}${Package}\n")
         ).output
     installed = {line.split()[1] for line in listing.splitlines() if line.startswith("ii")}
-    found = json.loads(texts["sbom.cdx.json"])["components"]
-    assert {each["name"] for each in found if each["purl"].startswith("pkg:deb/")} == installed
+    components = json.loads(texts["sbom.cdx.json"])["components"]
+    assert {
+        component["name"] for component in components if component["purl"].startswith("pkg:deb/")
+    } == installed
     hashes = {
-        each["name"].lower(): each["hashes"][0]["content"] for each in found if each.get("hashes")
+        component["name"].lower(): component["hashes"][0]["content"]
+        for component in components
+        if component.get("hashes")
     }
     torch = next(row for row in load(ROOT).locks[target].packages if row.name == "torch")
     assert hashes["torch"] == torch.sha256
-    assert cyclonedx_packages(texts["sbom.cdx.json"]) == {each["purl"] for each in found}
+    assert cyclonedx_packages(texts["sbom.cdx.json"]) == {
+        component["purl"] for component in components
+    }
 
 
 def test_no_proof_is_given_of_what_was_built_from_something_else(

@@ -2,8 +2,8 @@
 replaces torch without a word.
 
 The lines are those of November 2026; clones and copies of code are left out. pip and uv resolve for
-real, with this machine's package index: what it has today decides what fits, and torch stays in any
-case.
+real, with this machine's package index: its state of today decides which fit, and torch stays in
+any case.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.engine
 
 @dataclass(frozen=True)
 class Public:
-    """What a Dockerfile installs: Debian packages, and words of pip.
+    """Installations of a Dockerfile: Debian packages, and words of pip.
 
     ``wants``: another torch, by the words' own.
     """
@@ -146,7 +146,7 @@ DOCKERFILES = {
     "BEND": Public(BEND),
 }
 NOT_THERE = {"libnccl-dev", "nvtop"}
-"""docs/extend.md says what to do instead."""
+"""Words of docs/extend.md: the advice for these."""
 
 TRY = """
 import concurrent.futures, json, subprocess, sys
@@ -194,15 +194,15 @@ def inside(
         (secrets / name).write_bytes(text)
     uv = 'index-strategy = "unsafe-best-match"\n'
     (secrets / "uv.toml").write_text((secrets / "uv.toml").read_text() or uv)
-    given = {
+    variables = {
         "PIP_CONFIG_FILE": "/run/secrets/pip.conf",
         "NETRC": "/run/secrets/netrc",
         "APT_CONFIG": "/run/secrets/apt.conf",
         **settings.proxies,
     }
     if settings.ca:
-        given |= dict.fromkeys(("PIP_CERT", "SSL_CERT_FILE"), "/run/secrets/ca.pem")
-    named = [word for name, value in given.items() for word in ("--env", f"{name}={value}")]
+        variables |= dict.fromkeys(("PIP_CERT", "SSL_CERT_FILE"), "/run/secrets/ca.pem")
+    named = [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
     mounts = (
         "--volume",
         f"{secrets}:/run/secrets:ro",
@@ -231,12 +231,12 @@ def inside(
 def test_no_public_dockerfile_replaces_torch_in_silence(
     docker_image: BuiltByCommand, tmp_path: Path
 ) -> None:
-    """uv for all of them.
+    """uv for all Dockerfiles.
 
     Pip for those that plain pip once let replace it, and for some that fit.
     """
     settings = read_host_settings(os.environ)
-    found = []
+    outcomes = []
     by_pip = ("picotron", "grpo", "FSDP", "koyeb-fun-training", "therabot-training", "ddp", "dlrm")
     for names, tool in ((DOCKERFILES, "uv"), (by_pip, "pip")):
         (tmp_path / "asked.json").write_text(
@@ -244,16 +244,18 @@ def test_no_public_dockerfile_replaces_torch_in_silence(
         )
         done = inside(docker_image, tmp_path, settings, "python", "-c", TRY, json.dumps([tool]))
         assert done.returncode == 0, done.stderr[-3000:]
-        found += json.loads(done.stdout.splitlines()[-1])
-    fits = {name for name, _, status, changes, _ in found if status == 0}
-    assert [row[:2] for row in found if "torch" in row[3]] == []
-    for name, tool, status, _, said in found:
+        outcomes += json.loads(done.stdout.splitlines()[-1])
+    fits = {name for name, _, status, changes, _ in outcomes if status == 0}
+    assert [row[:2] for row in outcomes if "torch" in row[3]] == []
+    for name, tool, status, _, output in outcomes:
         if DOCKERFILES[name].wants and status != 124:
             assert status != 0, (name, tool)
-            assert "torch" in said, (name, tool, said)
-    # What fails otherwise fails for a release of theirs that is not there for
-    # this Python, or that nvcc compiles.
-    others = {name: said[-300:] for name, _, status, _, said in found if status not in (0, 124)}
+            assert "torch" in output, (name, tool, output)
+    # The other failures come from releases that are not there for this Python, or that nvcc
+    # compiles.
+    others = {
+        name: output[-300:] for name, _, status, _, output in outcomes if status not in (0, 124)
+    }
     assert {
         "koyeb-fun-training",
         "therabot-training",
@@ -268,12 +270,12 @@ def test_their_debian_packages_are_there_or_the_page_says_what_instead(
     docker_image: BuiltByCommand, tmp_path: Path
 ) -> None:
     (tmp_path / "asked.json").write_text("{}")
-    names = {name for each in DOCKERFILES.values() for name in each.apt.split()}
+    names = {name for dockerfile in DOCKERFILES.values() for name in dockerfile.apt.split()}
     command = (
         'apt-get update >&2 && apt-get install -s -y "$@" > /dev/null;'
         ' shift 2; apt-get install -s -y "$@" >&2'
     )
-    there = sorted(names - NOT_THERE)
+    available = sorted(names - NOT_THERE)
     assert len(NOT_THERE) == 2
     done = inside(
         docker_image,
@@ -284,7 +286,7 @@ def test_their_debian_packages_are_there_or_the_page_says_what_instead(
         command,
         "sh",
         *NOT_THERE,
-        *there,
+        *available,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert set(re.findall(r"Unable to locate package (\S+)", done.stderr)) == NOT_THERE
@@ -318,7 +320,8 @@ def test_three_are_built_to_their_end_and_train(
         "APT_CONFIG=/run/secrets/apt.conf; export APT_CONFIG;"
         f" apt-get update && apt-get install -y {row.apt}"
     )
-    text = BUILD.format(base=docker_image.reference, apt=apt if row.apt else "true", pip=quoted)
+    apt_step = apt if row.apt else "true"
+    text = BUILD.format(base=docker_image.reference, apt=apt_step, pip=quoted)
     (tmp_path / "Dockerfile").write_text(text)
     (tmp_path / "train.py").write_text(
         f"import torch, {module}\nprint('TRAINED with', torch.__version__)\n"
@@ -330,7 +333,7 @@ def test_three_are_built_to_their_end_and_train(
         context=tmp_path,
         tags=(tag,),
         secrets=tuple(
-            Secret(identifier=each, content=content) for each, content in secrets.items()
+            Secret(identifier=secret, content=content) for secret, content in secrets.items()
         ),
         arguments=settings.proxies,
     )

@@ -49,7 +49,7 @@ class Machine:
     engine: Engine
 
     def call(self, *words: str) -> tuple[int, dict[str, Any], str]:
-        """Run `build.py`; return its status, its document and what it said."""
+        """Run `build.py`; return its status, its document and its messages."""
         done = subprocess.run(
             (
                 sys.executable,
@@ -73,7 +73,7 @@ class Machine:
     def base(self) -> str:
         """The name of the target's base image."""
         facts = load(self.root)
-        (row,) = (each for each in facts.bases if each.name.endswith(self.pattern.lstrip("*")))
+        (row,) = (base for base in facts.bases if base.name.endswith(self.pattern.lstrip("*")))
         return base_reference(row, facts)
 
 
@@ -123,30 +123,30 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 def test_the_digest_is_locked_and_the_base_is_pulled_by_it(machine: Machine) -> None:
     bootstrapped = machine.base
-    status, document, said = machine.call("lock", "--upgrade", "system")
-    assert (status, document.get("problems")) == (0, []), (document, said)
+    status, document, output = machine.call("lock", "--upgrade", "system")
+    assert (status, document.get("problems")) == (0, []), (document, output)
     digests = load(machine.root).digest_by_image
     (name, digest), *_ = (
-        (name, each) for name, each in digests.items() if name.endswith("/debian:slim")
+        (name, digest) for name, digest in digests.items() if name.endswith("/debian:slim")
     )
     assert machine.base != bootstrapped
-    status, document, said = machine.call("--until", "build")
-    assert status == 0, said
-    assert f"pulling {name.removesuffix(':slim')}@{digest[:20]}" in said
+    status, document, output = machine.call("--until", "build")
+    assert status == 0, output
+    assert f"pulling {name.removesuffix(':slim')}@{digest[:20]}" in output
     image = machine.engine.inspect(machine.tag)
     assert image is not None
     assert image.labels[BASE_LABEL] == "pulled"
     assert "bookworm-security" in image.labels[ARCHIVES_LABEL]
-    status, document, said = machine.call("--until", "build")
+    status, document, output = machine.call("--until", "build")
     assert document["targets"][0]["outcome"] == "unchanged"
-    assert "pulling" not in said
-    status, document, said = machine.call("--until", "build", "--pull")
+    assert "pulling" not in output
+    status, document, output = machine.call("--until", "build", "--pull")
     assert (status, document["targets"][0]["outcome"]) == (0, "done")
-    assert f"pulling {name.removesuffix(':slim')}@{digest[:20]}" in said
+    assert f"pulling {name.removesuffix(':slim')}@{digest[:20]}" in output
 
 
 def test_without_a_digest_a_machine_without_mmdebstrap_says_what_to_do(machine: Machine) -> None:
-    status, document, said = machine.call("--until", "build")
+    status, document, output = machine.call("--until", "build")
     assert status == 10
     assert "mmdebstrap is not installed to make it" in document["targets"][0]["cause"]
-    assert "`build.py lock --upgrade system` records the digest to pull" in said
+    assert "`build.py lock --upgrade system` records the digest to pull" in output

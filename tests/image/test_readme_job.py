@@ -1,5 +1,5 @@
-"""The examples, and the first jobs of README.md, docs/jobs.md and docs/extend.md, run as these
-pages say; the failed job of the README prints what stands there.
+"""Test the examples, and the first jobs of README.md, docs/jobs.md and docs/extend.md, as these
+pages run them; the failed job of the README prints the text that the page shows.
 
 All are in one file, which one process runs: their containers have fixed names.
 """
@@ -94,7 +94,7 @@ def played(block: str, folder: Path) -> str:
 
 @pytest.mark.usefixtures("docker_image")
 def test_the_first_jobs_of_the_readme(project: Path) -> None:
-    """Both blocks, on the image that is here; the second one as the text says for no GPUs."""
+    """Run both blocks, on the image of these tests; the second one as the text says for no GPUs."""
     digits = block_of("README.md", "examples/digits/prepare.py").replace("cu121", "cpu")
     own = block_of("README.md", "--gpus all").replace("--gpus all ", "")
     own = own.replace("--mode", "--processes-per-host 2 --mode")
@@ -102,17 +102,17 @@ def test_the_first_jobs_of_the_readme(project: Path) -> None:
     printed = played(f"{digits}cd my-project\n{own}".replace("/tmp/digits", folder), project)
     assert "\nmodel.pt\n" in printed
     assert printed.count("2 ranks, lr 0.1\n") == 2
-    written = [path for path in (project / "my-project").rglob("*") if path.name != "train.py"]
-    assert {path.owner() for path in written} <= {project.owner()}
+    new_files = [path for path in (project / "my-project").rglob("*") if path.name != "train.py"]
+    assert {path.owner() for path in new_files} <= {project.owner()}
 
 
 @pytest.mark.usefixtures("docker_image")
 def test_the_first_jobs_of_the_page_on_jobs(project: Path) -> None:
     """One container, then two, in one shell: the second block goes on where the first one ends."""
-    one = block_of("docs/jobs.md", "cd my-project")
+    first_block = block_of("docs/jobs.md", "cd my-project")
     two = block_of("docs/jobs.md", "docker network create two")
     try:
-        printed = played(one + two, project)
+        printed = played(first_block + two, project)
     finally:
         subprocess.run(
             ("docker", "rm", "--force", "node-1", "node-2"), check=False, capture_output=True
@@ -156,7 +156,7 @@ def test_an_example_learns_and_goes_on_as_its_page_says(examples: Path, name: st
     blocks = re.findall(r"^```sh\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     assert len(blocks) == 3
     printed = played("\n".join(blocks), examples / name)
-    losses = [float(each) for each in LOSS.findall(printed)]
+    losses = [float(loss) for loss in LOSS.findall(printed)]
     assert len(losses) > 4
     assert losses[-1] < losses[0] / 4
     assert "goes on" in printed
@@ -166,10 +166,10 @@ def test_an_example_learns_and_goes_on_as_its_page_says(examples: Path, name: st
 def rank_in(container: str) -> int:
     """Return the process of the script in a container, as this machine numbers it."""
     listed = run(("docker", "top", container, "-eo", "pid,args"), ROOT)
-    (found,) = [
+    (fields,) = [
         words for words in map(str.split, listed.splitlines()) if words[2:3] == ["train.py"]
     ]
-    return int(found[0])
+    return int(fields[0])
 
 
 def test_an_example_goes_on_after_the_death_of_a_rank(

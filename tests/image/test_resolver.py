@@ -1,5 +1,5 @@
-"""uv on this machine, for a base that is only described: what it reads,
-downloads, and never runs.
+"""Test uv on this machine, for a base that is only described: the files that it reads, downloads,
+and never runs.
 """
 
 from __future__ import annotations
@@ -68,16 +68,16 @@ def environment(index: Index) -> Mapping[str, str]:
 
 
 def described(resolver: Resolver) -> Environment:
-    made = Environment(resolver.folder / "base")
-    made.describe(BASE)
-    return made
+    base_environment = Environment(resolver.folder / "base")
+    base_environment.describe(BASE)
+    return base_environment
 
 
 def test_what_a_base_has_is_data(resolver: Resolver) -> None:
     """A name that would lead out of the folder is left out."""
-    found, _ = described(resolver)
-    assert (found.metadata["Name"], found.version) == ("Kept_One", "1.0+build")
-    assert found.requires == ["other>=1; python_version < '3.10'"]
+    distribution, _ = described(resolver)
+    assert (distribution.metadata["Name"], distribution.version) == ("Kept_One", "1.0+build")
+    assert distribution.requires == ["other>=1; python_version < '3.10'"]
 
 
 def test_no_code_of_a_source_archive_runs_and_no_older_release_is_taken(
@@ -92,11 +92,15 @@ def test_no_code_of_a_source_archive_runs_and_no_older_release_is_taken(
 
     def learn(folder: Path) -> Message:
         seen.append(sorted(path.name for path in folder.iterdir()))
-        found = Message()
-        found["Name"], found["Version"], found["Requires-Dist"] = "needs_build", "2.0", "other"
+        metadata = Message()
+        metadata["Name"], metadata["Version"], metadata["Requires-Dist"] = (
+            "needs_build",
+            "2.0",
+            "other",
+        )
         # A text of others, in a file that uv reads.
-        found["Requires-Dist"] = 'other; python_version != "\x7f\N{CAT FACE}"'
-        return found
+        metadata["Requires-Dist"] = 'other; python_version != "\x7f\N{CAT FACE}"'
+        return metadata
 
     resolver.learn = learn
     lock = resolver.lock(described(resolver), ("needs_build",), environment(index))
@@ -107,7 +111,7 @@ def test_no_code_of_a_source_archive_runs_and_no_older_release_is_taken(
     }
     assert seen == [["PKG-INFO", "setup.py"]]
     files = resolver.fetch(lock)
-    assert {each.name: each.sha256 for each in files}["needs-build"] == hashlib.sha256(
+    assert {file.name: file.sha256 for file in files}["needs-build"] == hashlib.sha256(
         content
     ).hexdigest()
     assert not ran.exists()
@@ -125,17 +129,17 @@ def test_files_are_for_the_base_and_downloaded_once(resolver: Resolver, index: I
     assert lock is not None, resolver.log
     (file,) = resolver.fetch(lock)
     assert file.file.name == "tagged-1.0-cp39-cp39-manylinux_2_28_aarch64.whl"
-    asked = len(index.asked)
+    request_count = len(index.requested_paths)
     assert resolver.fetch(lock) == [file]
-    assert not [path for path in index.asked[asked:] if path.startswith("/file/")]
+    assert not [path for path in index.requested_paths[request_count:] if path.startswith("/file/")]
     assert resolver.known_file(file.sha256) == file.file
 
 
 def test_what_is_there_stays_where_it_fits_and_moves_where_it_does_not(
     resolver: Resolver, index: Index
 ) -> None:
-    """One resolution says all of it: an index has newer releases, and one that
-    is not in any index is kept.
+    """Show all cases in one resolution: an index has newer releases, and one that is not in any
+    index is kept.
     """
     index.files |= dict([wheel_of("kept_one", version, "") for version in ("1.0+build", "2.0")])
     index.files |= dict(
@@ -147,22 +151,28 @@ def test_what_is_there_stays_where_it_fits_and_moves_where_it_does_not(
     index.says_hashes = False
 
     def locked(*words: str, **before: str) -> dict[str, str]:
-        lock = resolver.lock(there, words, environment(index), before)
+        lock = resolver.lock(base_distributions, words, environment(index), before)
         assert lock is not None, resolver.log
-        for each in resolver.fetch(lock):
-            there.add(each.file)
+        for wheel in resolver.fetch(lock):
+            base_distributions.add(wheel.file)
         return {row["name"]: row["version"] for row in lock.rows}
 
-    there = described(resolver)
+    base_distributions = described(resolver)
     assert locked("mine", other="1.0") == {"mine": "1.0", "other": "1.0"}
     assert locked("mine") == {}
     assert locked("third") == {"third": "1", "other": "1.5"}
     assert locked("kept-one", "free", "--no-binary=:all:") == {}
     assert locked("free>1.0", "mine") == {"free": "2.0"}
-    assert sorted(each.version for each in there) == ["1", "1.0", "1.0+build", "1.5", "2.0"]
-    assert resolver.lock(there, ("kept-one>1.0",), environment(index)) is None
+    assert sorted(wheel.version for wheel in base_distributions) == [
+        "1",
+        "1.0",
+        "1.0+build",
+        "1.5",
+        "2.0",
+    ]
+    assert resolver.lock(base_distributions, ("kept-one>1.0",), environment(index)) is None
     assert "kept-one" in resolver.log
-    assert [path for path in index.asked if "kept" in path] == []
+    assert [path for path in index.requested_paths if "kept" in path] == []
     assert locked("mine", "--reinstall-package=mine") == {"mine": "1.0"}
     # As the build of a companion that another index has.
     index.files |= dict([wheel_of("free", "2.0+build", "")])
@@ -171,7 +181,7 @@ def test_what_is_there_stays_where_it_fits_and_moves_where_it_does_not(
     alone = resolver.lock(nothing, ("mine",), environment(index))
     assert alone is not None, resolver.log
     assert [row["name"] for row in alone.rows] == ["free", "kept-one", "mine", "other"]
-    assert resolver.lock(there, ("absent",), environment(index)) is None
+    assert resolver.lock(base_distributions, ("absent",), environment(index)) is None
     assert "absent" in resolver.log
 
 
@@ -184,10 +194,10 @@ def test_all_lines_have_hashes_where_they_have_to(
     digest = hashlib.sha256(files["hashed-1.0-py3-none-any.whl"]).hexdigest()
     lines.write_text(f"hashed==1.0 --hash=sha256:{digest}\n")
     words = ("-r", str(lines), "--require-hashes")
-    there = described(resolver)
-    assert resolver.lock(there, words, environment(index)) is None
+    base_distributions = described(resolver)
+    assert resolver.lock(base_distributions, words, environment(index)) is None
     assert resolver.log == "error: --require-hashes: no line has a hash of bare"
-    assert resolver.lock(there, (*words, "--no-deps"), environment(index)) is not None
+    assert resolver.lock(base_distributions, (*words, "--no-deps"), environment(index)) is not None
 
 
 def test_a_hash_of_the_users_own_is_what_counts(
@@ -197,10 +207,10 @@ def test_a_hash_of_the_users_own_is_what_counts(
     index.files[name] = content
     lines = tmp_path / "requirements.txt"
 
-    there = described(resolver)
+    base_distributions = described(resolver)
 
     def fetched() -> list[FetchedFile]:
-        lock = resolver.lock(there, ("-r", str(lines)), environment(index))
+        lock = resolver.lock(base_distributions, ("-r", str(lines)), environment(index))
         assert lock is not None, resolver.log
         return resolver.fetch(lock)
 
@@ -228,11 +238,15 @@ def test_the_keyring_has_the_password_of_an_index(
     name, content = wheel_of("private", "1.0", "")
     index.files[name] = content
     address = index.simple.replace("://", f"://{USER}@")
-    given = {**environment(index), "UV_DEFAULT_INDEX": address, "UV_KEYRING_PROVIDER": "subprocess"}
+    variables = {
+        **environment(index),
+        "UV_DEFAULT_INDEX": address,
+        "UV_KEYRING_PROVIDER": "subprocess",
+    }
     config = tmp_path / "uv.toml"
     config.write_text(f'[[index]]\nurl = "{address}"\ndefault = true\n')
-    given["UV_CONFIG_FILE"] = str(config)
-    lock = resolver.lock(described(resolver), ("private",), given)
+    variables["UV_CONFIG_FILE"] = str(config)
+    lock = resolver.lock(described(resolver), ("private",), variables)
     assert lock is not None, resolver.log
     (file,) = resolver.fetch(lock)
     assert file.file.read_bytes() == content

@@ -1,5 +1,5 @@
-"""Containers that are removed when they end, as most are started: what the script saved is on the
-host, or a line of the log has said that it will not be.
+"""Test containers that are removed when they end, as most are started: the files that the script
+saved are on the host, or a line of the log has said that they will not be.
 """
 
 from __future__ import annotations
@@ -44,14 +44,24 @@ def train(
     """
     (folder / "train.py").write_text(SCRIPT, encoding="utf-8")
     folder.chmod(0o777)
-    given = [option.format(folder) for option in options]
-    argv = ["docker", "run", "--rm", *given, image.reference, "train", "--", "/w/train.py", *words]
-    ended = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
-    assert ended.returncode == (1 if "--fail" in words else 0), ended.stderr
+    docker_options = [option.format(folder) for option in options]
+    argv = [
+        "docker",
+        "run",
+        "--rm",
+        *docker_options,
+        image.reference,
+        "train",
+        "--",
+        "/w/train.py",
+        *words,
+    ]
+    result = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == (1 if "--fail" in words else 0), result.stderr
     left = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} - {
         "train.py"
     }
-    return ended.stderr, sorted(left)
+    return result.stderr, sorted(left)
 
 
 @pytest.mark.parametrize(
@@ -80,8 +90,8 @@ def train(
 def test_what_a_job_saves_is_on_the_host_when_the_container_is_gone(
     docker_image: BuiltByCommand, options: tuple[str, ...], root: str, tmp_path: Path
 ) -> None:
-    said, left = train(docker_image, tmp_path, options, "--fail")
-    assert LOST not in said
+    output, left = train(docker_image, tmp_path, options, "--fail")
+    assert LOST not in output
     files = ("model/SM_MODEL_DIR", "output/data/SM_OUTPUT_DATA_DIR")
     assert left == sorted(
         f"{root}{name}" for name in (*files, "output/failure", "output/failure.json")
@@ -106,8 +116,8 @@ def test_what_a_job_saves_is_on_the_host_when_the_container_is_gone(
 def test_the_start_says_what_will_be_lost(
     docker_image: BuiltByCommand, options: tuple[str, ...], lost: str, left: int, tmp_path: Path
 ) -> None:
-    said, files = train(docker_image, tmp_path, options)
-    (line,) = [line for line in said.splitlines() if LOST in line]
+    output, files = train(docker_image, tmp_path, options)
+    (line,) = [line for line in output.splitlines() if LOST in line]
     assert (
         f"warning: {LOST}{lost}mount a directory of the host or a volume there: docker run -v "
         in line
@@ -144,11 +154,16 @@ def test_explain_says_where_results_go_and_why(
 def test_kubernetes_is_told_why_a_container_ended(
     docker_image: BuiltByCommand, tmp_path: Path
 ) -> None:
-    """It mounts a file there, and shows what it finds in it."""
-    told = tmp_path / "told"
-    told.touch()
-    told.chmod(0o666)
+    """Write the reason into the file that Kubernetes mounts and shows."""
+    termination_file = tmp_path / "told"
+    termination_file.touch()
+    termination_file.chmod(0o666)
     train(
-        docker_image, tmp_path, (*WORK, *STRANGER, "-v", f"{told}:/dev/termination-log"), "--fail"
+        docker_image,
+        tmp_path,
+        (*WORK, *STRANGER, "-v", f"{termination_file}:/dev/termination-log"),
+        "--fail",
     )
-    assert told.read_text(encoding="utf-8").startswith("ValueError: after the model was saved\n")
+    assert termination_file.read_text(encoding="utf-8").startswith(
+        "ValueError: after the model was saved\n"
+    )

@@ -41,7 +41,7 @@ COMPILED = {
     "aws-ofi-nccl": "1.2.0",
     "gdrcopy": "2.5.1",
     "rmm": "0.15.0",
-    **{each.name: each.version for each in FROM_DEBIAN},
+    **{source.name: source.version for source in FROM_DEBIAN},
 }
 
 METIS_PROGRAM = """
@@ -75,7 +75,7 @@ int main() {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a folder for what is built and downloaded."""
+    """Return a folder for builds and downloads."""
     return tmp_path_factory.mktemp("source-page")
 
 
@@ -131,7 +131,7 @@ def image(folder: Path, removed_at_the_end: list[str]) -> Iterator[BuiltByComman
         )
 
 
-def said_by(image: BuiltByCommand, *words: str) -> str:
+def output_of(image: BuiltByCommand, *words: str) -> str:
     done = image.engine.run(image.reference, Job(command=words, timeout=300))
     assert done.status == 0, done.output
     return str(done.output)
@@ -143,7 +143,7 @@ def test_every_component_is_compiled_and_every_promise_kept(image: BuiltByComman
     assert {*COMPILED, "libfabric", "open-mpi", "smp", "smddp", "torch"} <= {
         check["component"] for check in checks
     }
-    manifest = json.loads(said_by(image, "cat", "/opt/trainworks/image.json"))
+    manifest = json.loads(output_of(image, "cat", "/opt/trainworks/image.json"))
     assert manifest["target"]["name"].startswith(TARGET)
     assert {
         name: row["version"] for name, row in manifest["components"].items()
@@ -151,12 +151,12 @@ def test_every_component_is_compiled_and_every_promise_kept(image: BuiltByComman
 
 
 def test_programs_of_open_mpi_and_libfabric_run(image: BuiltByCommand) -> None:
-    assert f"Open MPI v{COMPILED['open-mpi']}" in said_by(image, "ompi_info", "--version")
+    assert f"Open MPI v{COMPILED['open-mpi']}" in output_of(image, "ompi_info", "--version")
     # The CUDA of the stand-in was found.
-    assert "mpi_built_with_cuda_support:value:true" in said_by(
+    assert "mpi_built_with_cuda_support:value:true" in output_of(
         image, "ompi_info", "--parsable", "--all"
     )
-    assert "provider: tcp" in said_by(image, "fi_info")
+    assert "provider: tcp" in output_of(image, "fi_info")
 
 
 def test_programs_compiled_against_metis_and_rmm_run(image: BuiltByCommand, folder: Path) -> None:
@@ -221,7 +221,11 @@ print(number.value, asks, has)
 
 def test_nccl_asks_for_what_its_plugin_has(image: BuiltByCommand) -> None:
     """The plugin itself is not loaded: it wants the driver's library."""
-    assert said_by(image, "/usr/bin/python3", "-I", "-c", NCCL).split() == ["21003", "True", "True"]
+    assert output_of(image, "/usr/bin/python3", "-I", "-c", NCCL).split() == [
+        "21003",
+        "True",
+        "True",
+    ]
 
 
 def test_a_job_speaks_open_mpi_4(image: BuiltByCommand, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is remembered of an image that passed its checks, and what makes that worth nothing."""
+"""Test the memory of an image that passed its checks, and the changes that make it worthless."""
 
 from __future__ import annotations
 
@@ -66,17 +66,17 @@ def keep(cache: Path, results: tuple[CheckResult, ...] = PASSED, by: str = "") -
     remember(IMAGE, passed, {"XDG_CACHE_HOME": str(cache)}, decided_by=by or decides())
 
 
-def known(cache: Path, **other: object) -> tuple[CheckResult, ...] | None:
+def find_passed(cache: Path, **other: object) -> tuple[CheckResult, ...] | None:
     image = cast("BuiltImage", other.get("image", IMAGE))
     by = decides(**other)  # type: ignore[arg-type]
-    found = passed_before(image, {"XDG_CACHE_HOME": str(cache)}, decided_by=by)
-    return found.results if found else None
+    passed_result = passed_before(image, {"XDG_CACHE_HOME": str(cache)}, decided_by=by)
+    return passed_result.results if passed_result else None
 
 
 def test_what_passed_is_known_with_its_time(tmp_path: Path) -> None:
-    assert known(tmp_path) is None
+    assert find_passed(tmp_path) is None
     keep(tmp_path)
-    assert known(tmp_path, forbidden=("an-index", "a-proxy")) == PASSED
+    assert find_passed(tmp_path, forbidden=("an-index", "a-proxy")) == PASSED
     passed = passed_before(IMAGE, {"XDG_CACHE_HOME": str(tmp_path)}, decided_by=decides())
     assert passed is not None
     assert datetime.fromisoformat(passed.when) <= datetime.now(UTC)
@@ -97,20 +97,20 @@ def test_anything_that_decides_a_result_makes_it_unknown(
     tmp_path: Path, other: dict[str, object]
 ) -> None:
     keep(tmp_path)
-    assert known(tmp_path, **other) is None
+    assert find_passed(tmp_path, **other) is None
 
 
 def test_two_checkouts_that_test_one_image_take_turns(tmp_path: Path) -> None:
     keep(tmp_path)
     keep(tmp_path, PASSED[:1], decides(forbidden=("another-proxy",)))
-    assert known(tmp_path) == PASSED
-    assert known(tmp_path, forbidden=("another-proxy",)) == PASSED[:1]
+    assert find_passed(tmp_path) == PASSED
+    assert find_passed(tmp_path, forbidden=("another-proxy",)) == PASSED[:1]
 
 
 def test_a_failure_or_nothing_is_not_kept(tmp_path: Path) -> None:
     keep(tmp_path, ())
     keep(tmp_path, (PASSED[0], replace(PASSED[1], passed=False, detail="why")))
-    assert known(tmp_path) is None
+    assert find_passed(tmp_path) is None
 
 
 @pytest.mark.parametrize(
@@ -120,18 +120,18 @@ def test_a_broken_file_is_as_none(tmp_path: Path, content: str) -> None:
     keep(tmp_path)
     (file,) = tmp_path.rglob("*.json")
     file.write_text(content, encoding="utf-8")
-    assert known(tmp_path) is None
+    assert find_passed(tmp_path) is None
 
 
 def test_a_cache_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
     (tmp_path / "trainworks").write_text("a file in the place of the folder", encoding="utf-8")
     keep(tmp_path)
-    assert known(tmp_path) is None
+    assert find_passed(tmp_path) is None
 
 
 def test_a_user_without_a_home_folder_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a user id that the system does not know: the image is tested, and
-    nothing fails behind it.
+    """Run as a user id that the system does not know: the image is tested, and nothing fails behind
+    it.
     """
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(os, "getuid", lambda: 4_000_000_000)

@@ -1,5 +1,5 @@
-"""What is taken out of installed wheels: files and symbols go, and every RECORD
-says what is there.
+"""Test the removal of files and symbols from installed wheels: every RECORD lists the files that
+are left.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def test_removed_files_leave_no_row_and_others_keep_theirs(packages: Path) -> No
         },
     )
     other = install(packages, "other", {"other/test/needed.py": b"n"})
-    kept = other.read_bytes(), other.stat().st_mtime_ns
+    before = other.read_bytes(), other.stat().st_mtime_ns
     trim(
         packages.parents[2],
         "--remove",
@@ -79,13 +79,13 @@ def test_removed_files_leave_no_row_and_others_keep_theirs(packages: Path) -> No
         "torch/bin/shm",
         "torch-1.0.dist-info/RECORD",
     ]
-    there = sorted(
+    files_left = sorted(
         path.relative_to(packages).as_posix() for path in packages.rglob("*") if path.is_file()
     )
-    assert there == sorted(
+    assert files_left == sorted(
         row[0] for record in (torch, other) for row in csv.reader(record.read_text().splitlines())
     )
-    assert (other.read_bytes(), other.stat().st_mtime_ns) == kept
+    assert (other.read_bytes(), other.stat().st_mtime_ns) == before
 
 
 def test_a_stripped_library_works_and_has_its_new_sum(packages: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from image.vendor import (
     fill,
     make_checkout,
 )
-from lock.servers import Answer, Server, dropping, failing, files_of, serving, trickling, whole
+from lock.servers import Answer, Server, dropping, failing, files_of, serving, trickling, whole_file
 from trainworks.engine.protocol import Job
 from trainworks.errors import BuildError
 from trainworks.facts.load import load
@@ -94,7 +94,7 @@ def test_an_installer_leaves_what_it_installed_and_nothing_else(
 
 
 def test_buildah_builds_from_a_folder(checkout: Path, mirror: Path) -> None:
-    """No server, no index: everything that is downloaded lies in the folder.
+    """Build with no server and no index: everything that is downloaded lies in the folder.
 
     Docker's image shows the promises.
     """
@@ -102,10 +102,10 @@ def test_buildah_builds_from_a_folder(checkout: Path, mirror: Path) -> None:
     done = build(checkout, "buildah", "--mirror", str(mirror), "--offline", "--until", "build")
     assert done.returncode == 0, done.stderr[-6000:]
     tag, *_ = json.loads(done.stdout)["tags"]
-    found = engine.run(
+    result = engine.run(
         tag, Job(command=("find", "/opt/metis", "-name", "libmetis.*"), timeout=PATIENCE)
     )
-    assert found.output.startswith("/opt/metis/"), found.output
+    assert result.output.startswith("/opt/metis/"), result.output
 
 
 @pytest.fixture
@@ -124,15 +124,15 @@ WRONG = "f" * 64
 # With vendor_image the mirror is full, and most steps are in the engine's cache.
 @pytest.mark.usefixtures("vendor_image")
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "expected_message"),
     [
         pytest.param(
-            lambda _, content: whole(content[:-1] + b"?"),
+            lambda _, content: whole_file(content[:-1] + b"?"),
             "is not what was pinned",
             id="one wrong byte",
         ),
         pytest.param(
-            lambda _, content: whole(content[:1000]), "is not what was pinned", id="truncated"
+            lambda _, content: whole_file(content[:1000]), "is not what was pinned", id="truncated"
         ),
         pytest.param(
             lambda _, content: dropping(content, 1000),
@@ -150,7 +150,7 @@ def test_what_a_mirror_spoils_is_refused_by_name(
     installer: str,
     spoiling_server: Server,
     answer: Callable[[Server, bytes], Answer],
-    said: str,
+    expected_message: str,
     tmp_path: Path,
 ) -> None:
     # Its list has an address that no cache knows, so the step is run and not remembered.
@@ -166,7 +166,7 @@ def test_what_a_mirror_spoils_is_refused_by_name(
     assert "failed in component metis" in message.splitlines()[0], message
     (error,) = [line for line in message.splitlines() if f"error: metis {METIS.version}: " in line]
     assert f"{spoiling_server.url}/{METIS.file} " in error
-    assert said in error, message
+    assert expected_message in error, message
 
 
 @pytest.mark.usefixtures("vendor_image")

@@ -1,10 +1,10 @@
 """A small target with vendor sources that can be built for real here: rows
 beside the checkout's, a source from Debian.
 
-METIS is compiled by the very recipe of the vendor targets. What it is compiled from is in Debian's
-archive as a source package: the same upstream version, in a file of Debian's making (without a
-folder that Debian may not distribute), so its hash stands here and in no row of the product. The
-EFA installer is the tests' own. All other recipes are run by hand: `image.source_page`.
+METIS is compiled by the very recipe of the vendor targets. Its source is in Debian's archive as a
+source package: the same upstream version, in a file of Debian's making (without a folder that
+Debian may not distribute), so its hash stands in this file and in no row of the product. The EFA
+installer is the tests' own. All other recipes are run by hand: `image.source_page`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TARGET = f"{PACKAGES_TARGET}-vendor"
 ARCHIVE = "https://vendor.example.org/sources"
 """Where the rows say that the sources are.
 
-Nobody asks there: everything comes from the mirror alone.
+No request goes there: everything comes from the mirror alone.
 """
 
 SUITE = "bookworm"
@@ -54,7 +54,7 @@ class Source:
 
     @property
     def url(self) -> str:
-        """Where its row says that it is."""
+        """The address in the file's row."""
         return f"{ARCHIVE}/{self.folder}/{self.package}/{self.file}"
 
 
@@ -169,10 +169,9 @@ def make_checkout(folder: Path, installer: str, rows: Mapping[str, str] | None =
     components = images / "components.toml"
     blocks = components.read_text(encoding="utf-8").split(COMPONENT)
     left_out = tuple(f'name = "{name}"' for name in LEFT_OUT)
-    blocks = [
-        each.replace("default = true", "default = false") if each.startswith(left_out) else each
-        for each in blocks
-    ]
+    for index, block in enumerate(blocks):
+        if block.startswith(left_out):
+            blocks[index] = block.replace("default = true", "default = false")
     components.write_text(COMPONENT.join(blocks), encoding="utf-8")
     for name, text in (("stacks", STACK), ("pytorch", ROW)):
         with (images / f"{name}.toml").open("a", encoding="utf-8") as file:
@@ -188,7 +187,7 @@ def apt_get(folder: Path, kind: str, components: str) -> Iterator[Callable[..., 
     this machine's apt uses.
 
     Args:
-        folder: Where it writes; its lists are removed at the end.
+        folder: Where apt-get writes; its lists are removed at the end.
         kind: `deb` or `deb-src`.
         components: `main` and others, as in a line of `sources.list`.
     """
@@ -236,11 +235,11 @@ def apt_get(folder: Path, kind: str, components: str) -> Iterator[Callable[..., 
 def fetch_sources(folder: Path, sources: Sequence[Source] = SOURCES) -> None:
     """Bring sources into a folder, by ``apt-get source``.
 
-    What else such packages have is removed.
+    Other files of such packages are removed.
     """
     before = set(folder.iterdir())
     with apt_get(folder, "deb-src", "main") as run:
-        run("source", "--download-only", "--only-source", *(each.package for each in sources))
+        run("source", "--download-only", "--only-source", *(source.package for source in sources))
     for path in set(folder.iterdir()) - before:
         if path.name not in {source.file for source in sources}:
             path.unlink()
@@ -266,7 +265,7 @@ def build_command(root: Path, engine: str, *more: str) -> tuple[str, ...]:
 def build(
     root: Path, engine: str, *more: str, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run it."""
+    """Build the image."""
     environment = {**os.environ, **variables}
     return subprocess.run(
         build_command(root, engine, *more),

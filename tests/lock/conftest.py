@@ -1,4 +1,4 @@
-"""What the tests of downloads share: an authority, servers, and a git repository."""
+"""Share an authority, servers, and a git repository among the tests of downloads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainworks_testing.certificates import Authority, make_authority
 
 @pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """Give a certificate authority that nobody else trusts."""
+    """Return a certificate authority that only these tests trust."""
     return make_authority(tmp_path_factory.mktemp("authority"))
 
 

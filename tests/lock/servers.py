@@ -21,7 +21,7 @@ from urllib.parse import unquote
 from trainworks_testing.certificates import Authority
 
 Answer = Callable[["Request"], None]
-"""What a server does with a request for one path."""
+"""Function that answers a request for one path."""
 
 
 class Request(BaseHTTPRequestHandler):
@@ -31,7 +31,7 @@ class Request(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.0"
 
     def do_GET(self) -> None:
-        """Let the path's answer do what it does."""
+        """Run the answer that belongs to the path."""
         mine = self.server.mine
         path = self.path.split("?")[0]
         mine.seen.append(
@@ -59,7 +59,8 @@ class Request(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         """Say how large a file is; only those that are served as bytes have a size."""
         size = self.server.mine.sizes.get(self.path)
-        self.send_response(404 if size is None else 200)
+        status = 404 if size is None else 200
+        self.send_response(status)
         if size is not None:
             self.send_header("Content-Length", str(size))
         self.end_headers()
@@ -71,16 +72,17 @@ class Request(BaseHTTPRequestHandler):
     def start_of(self, content: bytes) -> int:
         """Send the head of an answer for these bytes, or for those that a Range asks for.
 
-        Return where it begins.
+        Return where the content begins.
         """
-        wanted = self.headers.get("Range", "")
-        start = int(wanted.removeprefix("bytes=").split("-")[0]) if wanted else 0
-        if start >= len(content) and wanted:
+        range_header = self.headers.get("Range", "")
+        start = int(range_header.removeprefix("bytes=").split("-")[0]) if range_header else 0
+        if start >= len(content) and range_header:
             self.send_error(416)
             return len(content)
-        self.send_response(206 if wanted else 200)
+        status = 206 if range_header else 200
+        self.send_response(status)
         self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
-        if wanted:
+        if range_header:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
         self.send_header("Content-Length", str(len(content) - start))
         self.end_headers()
@@ -137,7 +139,7 @@ class Listener(ThreadingHTTPServer):
 
 @dataclass
 class Server:
-    """What a test sees of its server."""
+    """Requests and answers of a server, as a test sees them."""
 
     url: str = ""
     answers: dict[str, Answer] = field(default_factory=dict)
@@ -146,10 +148,10 @@ class Server:
     over: threading.Event = field(default_factory=threading.Event)
 
     def serve(self, path: str, answer: Answer | bytes) -> str:
-        """Serve bytes, or whatever ``answer`` does, at a path; return its address."""
+        """Serve bytes, or the answer of a function ``answer``, at a path; return the address."""
         if isinstance(answer, bytes):
             self.sizes[path] = len(answer)
-        self.answers[path] = whole(answer) if isinstance(answer, bytes) else answer
+        self.answers[path] = whole_file(answer) if isinstance(answer, bytes) else answer
         return self.url + path
 
 
@@ -171,8 +173,8 @@ def serving(authority: Authority | None = None) -> Iterator[Server]:
             thread.join(10)
 
 
-def whole(content: bytes) -> Answer:
-    """Answer as a good server does: all of it, or what is asked for."""
+def whole_file(content: bytes) -> Answer:
+    """Answer as a good server does: with all bytes, or with the range of the request."""
 
     def answer(request: Request) -> None:
         start = request.start_of(content)
@@ -194,9 +196,8 @@ def files_of(folder: Path) -> Answer:
             return
         request.send_response(200)
         # pip reads no list of links without it.
-        request.send_header(
-            "Content-Type", "text/html" if path.suffix == ".html" else "application/octet-stream"
-        )
+        content_type = "text/html" if path.suffix == ".html" else "application/octet-stream"
+        request.send_header("Content-Type", content_type)
         request.send_header("Content-Length", str(path.stat().st_size))
         request.end_headers()
         with path.open("rb") as file:
@@ -206,7 +207,7 @@ def files_of(folder: Path) -> Answer:
 
 
 def dropping(content: bytes, after: int) -> Answer:
-    """Promise everything, send ``after`` bytes of what was asked for, and close the connection."""
+    """Promise everything, send ``after`` bytes of the requested range, and close the connection."""
 
     def answer(request: Request) -> None:
         start = request.start_of(content)
@@ -216,7 +217,7 @@ def dropping(content: bytes, after: int) -> Answer:
 
 
 def dropping_without_ranges(content: bytes, after: int) -> Answer:
-    """Break the first answer off; then send everything again, whatever part is asked for."""
+    """Break the first answer off; then send everything again, even for a request of a range."""
     times = iter((after,))
 
     def answer(request: Request) -> None:

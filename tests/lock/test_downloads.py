@@ -19,7 +19,7 @@ from lock.servers import (
     serving,
     silent,
     trickling,
-    whole,
+    whole_file,
 )
 from trainworks.errors import LockError
 from trainworks.host.downloads import Client, Content, Limits, UnreachableError, remove_credentials
@@ -53,11 +53,11 @@ def impatient(authority: Authority) -> Client:
 @pytest.mark.parametrize(
     "fault",
     [
-        pytest.param(whole(NOISE), id="none"),
+        pytest.param(whole_file(NOISE), id="none"),
         pytest.param(dropping(NOISE, HALF), id="dropped"),
         pytest.param(dropping_without_ranges(NOISE, HALF), id="dropped, no ranges"),
-        pytest.param(failing(503, then=whole(NOISE)), id="busy"),
-        pytest.param(failing(429, then=whole(NOISE)), id="too many"),
+        pytest.param(failing(503, then=whole_file(NOISE)), id="busy"),
+        pytest.param(failing(429, then=whole_file(NOISE)), id="too many"),
     ],
 )
 def test_what_goes_well_in_the_end(
@@ -109,13 +109,15 @@ def test_two_halves_of_two_files_are_never_joined(
     def replaced(request: Request) -> None:
         content, tag = (NOISE, '"old"') if next(times, None) else (OTHER, '"new"')
         same = request.headers.get("If-Range", tag) == tag
-        wanted = request.headers.get("Range", "") if same else ""
-        start = int(wanted.removeprefix("bytes=").split("-")[0]) if wanted else 0
-        request.send_response(206 if wanted else 200)
+        range_header = request.headers.get("Range", "") if same else ""
+        start = int(range_header.removeprefix("bytes=").split("-")[0]) if range_header else 0
+        status = 206 if range_header else 200
+        request.send_response(status)
         request.send_header("ETag", tag)
         request.send_header("Content-Length", str(len(content) - start))
         request.end_headers()
-        request.wfile.write(content[start : start + HALF] if tag == '"old"' else content[start:])
+        rest = content[start : start + HALF] if tag == '"old"' else content[start:]
+        request.wfile.write(rest)
 
     content = client.download(server.serve("/file", replaced), tmp_path / "file")
     assert content.sha256 == hashlib.sha256(OTHER).hexdigest()
@@ -223,14 +225,14 @@ def test_sizes_as_servers_say_them_and_none_where_they_do_not(
     local.write_bytes(OTHER)
     settings = HostSettings(pip=PipSettings(), ca=authority.bundle.read_bytes())
     with serving(authority) as server:
-        there = server.serve("/there.whl", NOISE)
+        present = server.serve("/there.whl", NOISE)
         missing = f"{server.url}/missing.whl"
         sizes = request_file_sizes(
-            [there, f"{there}#sha256={WANTED}", missing, local.as_uri()], settings
+            [present, f"{present}#sha256={WANTED}", missing, local.as_uri()], settings
         )
         assert server.seen == [], "nothing was downloaded"
     assert sizes == {
-        there: len(NOISE),
-        f"{there}#sha256={WANTED}": len(NOISE),
+        present: len(NOISE),
+        f"{present}#sha256={WANTED}": len(NOISE),
         local.as_uri(): len(OTHER),
     }

@@ -30,7 +30,7 @@ from lock.servers import (
     serving,
     silent,
     trickling,
-    whole,
+    whole_file,
 )
 from trainworks_testing.certificates import Authority
 
@@ -76,7 +76,7 @@ class Outcome:
     folder: Path
 
     def one_error(self) -> str:
-        """Return the one line that says what is wrong; nothing was left behind then."""
+        """Return the one line of the error; nothing was left behind then."""
         assert self.status == 1
         assert self.errors.count("\n") == 1, self.errors
         assert list(self.folder.iterdir()) == []
@@ -84,7 +84,7 @@ class Outcome:
 
 
 class Stage:
-    """A build stage as the script sees it: what is below /run, and where results go."""
+    """A build stage as the script sees it: the files below /run, and the folder of results."""
 
     def __init__(self, folder: Path, authority: Authority) -> None:
         self.run_folder = folder / "run"
@@ -139,7 +139,7 @@ def unpacked(stage: Stage) -> bool:
     return (stage.folder / "metis" / "GKlib" / "noise").read_bytes() == NOISE
 
 
-# What goes well.
+# Downloads that go well.
 
 
 def test_an_archive_is_unpacked_without_its_top_folder(stage: Stage, server: Server) -> None:
@@ -258,7 +258,7 @@ def test_a_server_that_cannot_resume_sends_everything_again(stage: Stage, server
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_a_server_that_is_busy_is_asked_again(stage: Stage, server: Server, status: int) -> None:
     done = stage.fetch(
-        metis(server.serve("/metis-5.1.0.tar.gz", failing(status, then=whole(METIS))))
+        metis(server.serve("/metis-5.1.0.tar.gz", failing(status, then=whole_file(METIS))))
     )
     assert done.errors == ""
     assert unpacked(stage)
@@ -277,13 +277,13 @@ def test_credentials_come_from_netrc(stage: Stage, server: Server) -> None:
     assert [request.user for request in server.seen] == ["Basic dXNlcjp3b3Jk"]
 
 
-# What is refused: by name, before anything is unpacked.
+# Files that are refused: by name, before they are unpacked.
 
 
-def wrong_bytes(error: str, content: bytes, found: bytes) -> bool:
+def wrong_bytes(error: str, content: bytes, received: bytes) -> bool:
     return (
-        f"expected sha256 {sha256(content)}, {len(content)} bytes; found {sha256(found)},"
-        f" {len(found)} bytes"
+        f"expected sha256 {sha256(content)}, {len(content)} bytes; found {sha256(received)},"
+        f" {len(received)} bytes"
         in error
         and "is not what was pinned and was not unpacked" in error
     )
@@ -520,8 +520,8 @@ def gklib(url: str, commit: str, tag: str = "v1.0") -> str:
     return f"git gklib 1.0 gklib-{commit}.bundle {url} {tag} {commit}"
 
 
-def bundle(repository: Repository, *what: str) -> bytes:
-    command = ("git", "-C", str(repository.path), "bundle", "create", "--quiet", "-", *what)
+def bundle(repository: Repository, *revisions: str) -> bytes:
+    command = ("git", "-C", str(repository.path), "bundle", "create", "--quiet", "-", *revisions)
     return subprocess.run(command, check=True, capture_output=True).stdout
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from lock.servers import Answer, Request, Server, redirecting, serving, whole
+from lock.servers import Answer, Request, Server, redirecting, serving, whole_file
 from trainworks_testing.certificates import Authority
 
 FETCH = Path(__file__).resolve().parents[2] / "templates" / "files" / "builder" / "fetch-archives"
@@ -41,7 +41,7 @@ SOURCE = source_archive(
 
 
 def private(answer: Answer) -> Answer:
-    """Return what answers only who logs in."""
+    """Return an answer for requests with a login only."""
 
     def ask(request: Request) -> None:
         if request.headers.get("Authorization") == LOGIN:
@@ -96,8 +96,8 @@ def index() -> Iterator[Server]:
             b'<a href="../../files/canary_bird-1.0-py3-none-any.whl">x</a> <a href="../../files/'
             + FILE.encode()
         )
-        mine.answers["/simple/canary-bird/"] = private(whole(page + b'#sha256=0">y</a>'))
-        mine.answers[f"/files/{FILE}"] = private(whole(SOURCE))
+        mine.answers["/simple/canary-bird/"] = private(whole_file(page + b'#sha256=0">y</a>'))
+        mine.answers[f"/files/{FILE}"] = private(whole_file(SOURCE))
         yield mine
 
 
@@ -127,7 +127,7 @@ def test_no_login_goes_along_to_another_host(index: Server, tmp_path: Path) -> N
         index.answers[f"/files/{FILE}"] = private(
             redirecting(f"{other.url}/blob".replace("127.0.0.1", "localhost"))
         )
-        other.answers["/blob"] = whole(SOURCE)
+        other.answers["/blob"] = whole_file(SOURCE)
         netrc = f"machine 127.0.0.1 login {USER} password {PASSWORD}\n"
         done = fetch(tmp_path, f"index-url = {index.url}/simple", secrets={"netrc": netrc})
         assert done.returncode == 0, done.stderr
@@ -136,8 +136,8 @@ def test_no_login_goes_along_to_another_host(index: Server, tmp_path: Path) -> N
 
 def test_the_index_whose_file_has_the_hash_is_taken(index: Server, tmp_path: Path) -> None:
     with serving() as other:
-        other.answers["/simple/canary-bird/"] = whole(f'<a href="{FILE}">another</a>'.encode())
-        other.answers[f"/simple/canary-bird/{FILE}"] = whole(b"something else")
+        other.answers["/simple/canary-bird/"] = whole_file(f'<a href="{FILE}">another</a>'.encode())
+        other.answers[f"/simple/canary-bird/{FILE}"] = whole_file(b"something else")
         address = index.url.replace("://", f"://{USER}:{PASSWORD}@")
         settings = (
             f"index-url = {other.url}/simple\nextra-index-url = {other.url}/absent {address}/simple"
@@ -168,8 +168,8 @@ def test_a_certificate_is_checked_with_the_build_s_own_bundle(
     authority: Authority, tmp_path: Path
 ) -> None:
     with serving(authority) as mine:
-        mine.answers["/simple/canary-bird/"] = whole(f"<a href='/files/{FILE}'>x</a>".encode())
-        mine.answers[f"/files/{FILE}"] = whole(SOURCE)
+        mine.answers["/simple/canary-bird/"] = whole_file(f"<a href='/files/{FILE}'>x</a>".encode())
+        mine.answers[f"/files/{FILE}"] = whole_file(SOURCE)
         settings = f"index-url = {mine.url}/simple"
         assert fetch(tmp_path, settings).returncode == 1
         bundle = authority.bundle.read_text(encoding="utf-8")

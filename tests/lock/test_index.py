@@ -1,4 +1,4 @@
-"""What an index has of a distribution, asked of a real server."""
+"""Test an index's answers about a distribution, asked of a real server."""
 
 from __future__ import annotations
 

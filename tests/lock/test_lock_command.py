@@ -1,6 +1,6 @@
 """``build.py lock`` and ``build.py mirror`` from end to end, with real servers.
 
-And what a build refuses.
+And the refusals of a build.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def call(
 
     def run(*words: str, root: Path) -> Ended:
         status = main(words, root)
-        written = capsys.readouterr()
-        return Ended(status=status, out=written.out, err=written.err)
+        captured = capsys.readouterr()
+        return Ended(status=status, out=captured.out, err=captured.err)
 
     return run
 
@@ -115,10 +115,10 @@ def test_without_oras_the_rest_is_locked(
     url = server.serve("/metis-5.1.0.tar.gz", METIS)
     add_artifact(root, "metis", "5.1.0", url=url)
     monkeypatch.setenv("PATH", "")
-    ended = call("lock", root=root)
-    assert ended.status == 11
+    result = call("lock", root=root)
+    assert result.status == 11
     assert lock_of(root) == [(url, SHA256, len(METIS))]
-    assert "base image registry.invalid/base:1: cannot resolve registry.invalid" in ended.err
+    assert "base image registry.invalid/base:1: cannot resolve registry.invalid" in result.err
 
 
 def test_what_can_be_locked_is_and_what_cannot_is_said_at_once(
@@ -133,11 +133,11 @@ def test_what_can_be_locked_is_and_what_cannot_is_said_at_once(
     git = f"{server.url}/git/{repository.path.name}"
     add_artifact(root, "gklib", "1.0", git=git, tag="v1.0", commit=repository.newer)
     add_artifact(root, "spdlog", "1.6", url=f"{server.url}/spdlog.tar.gz")
-    ended = call("lock", root=root)
-    assert ended.status == 11
+    result = call("lock", root=root)
+    assert result.status == 11
     assert lock_of(root) == [(url, SHA256, len(METIS))]
     assert [(row.name, row.digest) for row in load(root).locked_base_images] == [(image, DIGEST)]
-    assert "error: 3 inputs are not locked:" in ended.err
+    assert "error: 3 inputs are not locked:" in result.err
     for part in (
         "pytorch 2.13.0 cpu on debian12 cannot be resolved:",
         (
@@ -146,11 +146,11 @@ def test_what_can_be_locked_is_and_what_cannot_is_said_at_once(
         ),
         f"spdlog 1.6: {server.url}/spdlog.tar.gz answers HTTP 404",
     ):
-        assert part in ended.err
+        assert part in result.err
     assert not list((root / "images" / "lock").glob("*.part"))
-    ended = call("lock", "--format", "json", root=root)
-    content = json.loads(ended.out)
-    assert (ended.status, content.keys(), content["written"]) == (
+    result = call("lock", "--format", "json", root=root)
+    content = json.loads(result.out)
+    assert (result.status, content.keys(), content["written"]) == (
         11,
         {"written", "moved", "problems"},
         [],
@@ -185,10 +185,10 @@ def test_a_file_that_is_not_what_is_published(
     add_artifact(
         tree, "metis", "5.1.0", url=server.serve("/metis-5.1.0.tar.gz", METIS), **published
     )
-    ended = call("lock", root=tree)
-    assert ended.status == 11
-    assert "metis 5.1.0: " in ended.err
-    assert f"found sha256 {SHA256}, {len(METIS)} bytes" in ended.err
+    result = call("lock", root=tree)
+    assert result.status == 11
+    assert "metis 5.1.0: " in result.err
+    assert f"found sha256 {SHA256}, {len(METIS)} bytes" in result.err
     assert lock_of(tree) == []
 
 
@@ -218,9 +218,9 @@ def test_a_signed_file(
         key=server.serve("/key", vendors["vendor"].key.read_bytes()),
         fingerprint=vendors["vendor"].fingerprint,
     )
-    ended = call("lock", root=tree)
+    result = call("lock", root=tree)
     assert lock_of(tree) == ([(url, SHA256, len(METIS))] if signer == "vendor" else [])
-    assert ("metis 5.1.0: the signature is not valid: " in ended.err) == (signer == "other")
+    assert ("metis 5.1.0: the signature is not valid: " in result.err) == (signer == "other")
 
 
 def test_a_repository_that_is_away_is_no_failure(call: Call, tree: Path, server: Server) -> None:
@@ -232,12 +232,12 @@ def test_a_repository_that_is_away_is_no_failure(call: Call, tree: Path, server:
     stacks.write_text(
         stacks.read_text(encoding="utf-8").replace("5.1.0", "5.2.1"), encoding="utf-8"
     )
-    ended = call("lock", root=tree)
+    result = call("lock", root=tree)
     assert (
         f"metis 5.2.1: its tag was not looked at: cannot fetch {server.url}/nothing.git: "
-        in ended.err
+        in result.err
     )
-    assert "1 input is not locked" in ended.err, "the Python files"
+    assert "1 input is not locked" in result.err, "the Python files"
 
 
 def test_a_base_image_that_moved(call: Call, tmp_path: Path, base_registry: Hostile) -> None:
@@ -248,8 +248,8 @@ def test_a_base_image_that_moved(call: Call, tmp_path: Path, base_registry: Host
     )
     call("lock", root=root)
     assert load(root).digest_by_image == {image: f"sha256:{'1' * 64}"}
-    ended = call("lock", "--upgrade", root=root)
-    assert f"base image {image} moved from sha256:{'1' * 64} to {DIGEST}" in ended.err
+    result = call("lock", "--upgrade", root=root)
+    assert f"base image {image} moved from sha256:{'1' * 64} to {DIGEST}" in result.err
     assert load(root).digest_by_image == {image: DIGEST}
 
 
@@ -257,7 +257,7 @@ def test_a_base_image_that_moved(call: Call, tmp_path: Path, base_registry: Host
 def test_an_alternative_is_taken_for_a_base_image_that_is_gone(
     call: Call, tmp_path: Path, base_registry: Hostile, digest: str
 ) -> None:
-    """By its tag, or by the digest in its row."""
+    """Name the alternative by its tag, or by the digest in its row."""
     gone, there = (f"{base_registry.host}/vendor/{name}:1" for name in ("gone", "base"))
     root = make_tree(
         tmp_path / "tree",
@@ -266,8 +266,8 @@ def test_an_alternative_is_taken_for_a_base_image_that_is_gone(
         digest=digest,
     )
     add_python_lock(root, *PACKAGES)
-    ended = call("lock", root=root)
-    assert f"base image {gone} cannot be had: {there} is taken" in ended.err
+    result = call("lock", root=root)
+    assert f"base image {gone} cannot be had: {there} is taken" in result.err
     assert [(row.name, row.digest, row.reference) for row in load(root).locked_base_images] == [
         (gone, DIGEST, there)
     ]
@@ -305,7 +305,7 @@ def with_debian(root: Path, image: str, *alternatives: str) -> None:
     """
     path = root / "images" / "bases.toml"
     text = path.read_text(encoding="utf-8")
-    listed = ", ".join(f'"{each}"' for each in alternatives)
+    listed = ", ".join(f'"{alternative}"' for alternative in alternatives)
     rows = f'image = "{image}"\nalternatives = [{listed}]\narchives = {{ bookworm = "debian" }}\n'
     text = re.sub(r'image = "debian:bookworm-slim"\n(alternatives = .*\n)?', rows, text)
     path.write_text(text, encoding="utf-8")
@@ -314,7 +314,7 @@ def with_debian(root: Path, image: str, *alternatives: str) -> None:
 def test_debians_digest_and_those_of_tools_are_recorded_at_the_first_contact(
     call: Call, tree: Path, base_registry: Hostile
 ) -> None:
-    """From a second address where the first one does not answer; and they stay."""
+    """Read from a second address where the first one does not answer; the digests stay."""
     gone, there = "registry.invalid/debian:1", f"{base_registry.host}/vendor/base:1"
     with_debian(tree, gone, there)
     tools = f'[[tool]]\nname = "oras"\nimage = "{there}"\nsource = "the test\'s own"\n'
@@ -332,31 +332,31 @@ def test_debians_digest_moves_with_the_release_and_not_with_its_updates(
     tree: Path, base_registry: Hostile, suite: str
 ) -> None:
     """Updates are installed on the base: a new one would be a new layer under all others."""
-    there = f"{base_registry.host}/vendor/base:1"
-    with_debian(tree, there)
+    present = f"{base_registry.host}/vendor/base:1"
+    with_debian(tree, present)
     old = f"sha256:{'1' * 64}"
     (tree / "images" / "lock" / "base-images.toml").write_text(
-        f'[[base_image]]\nname = "{there}"\ndigest = "{old}"\n', encoding="utf-8"
+        f'[[base_image]]\nname = "{present}"\ndigest = "{old}"\n', encoding="utf-8"
     )
     facts = load(tree)
     run = LockRun(rows=facts.targets, facts=facts, root=tree, report=lambda _line: None)
     with Registries(read_host_settings({}), patience=Patience(attempts=1)) as registries:
         lock_base_images(run, registries, upgrade=True, system=frozenset({suite}))
-    assert load(tree).digest_by_image[there] == (DIGEST if suite == "bookworm" else old)
+    assert load(tree).digest_by_image[present] == (DIGEST if suite == "bookworm" else old)
 
 
 def test_the_system_is_locked_where_only_the_package_archive_answers(
     call: Call, tmp_path: Path
 ) -> None:
-    """As in a network with a mirror of Debian alone: no registry of a vendor is
-    what the command is about.
+    """Lock as in a network with a mirror of Debian alone: the command needs no registry of a
+    vendor.
     """
     root = make_tree(tmp_path / "tree", base_image="registry.invalid/base:1")
     assert call("lock", root=root).status == 11
-    ended = call("lock", "--upgrade", "system", root=root)
-    assert ended.status == 0, ended.err
-    assert "base image registry.invalid/base:1: cannot resolve registry.invalid" in ended.err
-    assert "its digest is not recorded" in ended.err
+    result = call("lock", "--upgrade", "system", root=root)
+    assert result.status == 0, result.err
+    assert "base image registry.invalid/base:1: cannot resolve registry.invalid" in result.err
+    assert "its digest is not recorded" in result.err
 
 
 def test_files_may_be_carried_in_by_hand_and_downloads_stay(
@@ -399,10 +399,10 @@ def test_ctrl_c_ends_the_resolver_too(tree: Path, plain_server: Server) -> None:
     """uv waits for an index that never answers, and SIGINT comes to the
     command: both are gone, exit status 130.
     """
-    asked = threading.Event()
+    has_asked = threading.Event()
 
     def waiting(_request: Request) -> None:
-        asked.set()
+        has_asked.set()
         plain_server.over.wait()
 
     index = plain_server.serve("/simple/", waiting)
@@ -422,7 +422,7 @@ def test_ctrl_c_ends_the_resolver_too(tree: Path, plain_server: Server) -> None:
     with subprocess.Popen(
         [*command, "--root", str(tree)], env=environment, stderr=subprocess.PIPE, text=True
     ) as process:
-        assert asked.wait(60)
+        assert has_asked.wait(60)
         # Started by a thread or not: all tasks of the command are looked at.
         tasks = Path(f"/proc/{process.pid}/task").iterdir()
         resolvers = [
@@ -446,14 +446,14 @@ def test_an_interrupt_keeps_what_was_recorded(call: Call, tree: Path, server: Se
     first = server.serve("/metis-5.1.0.tar.gz", METIS)
 
     def interrupting(_request: Request) -> None:
-        # A real signal: it ends a wait for bytes as well.
+        # A real signal ends a wait for bytes as well.
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         server.over.wait()
 
     add_artifact(tree, "metis", "5.1.0", url=first, together={"gklib": "1"})
     add_artifact(tree, "gklib", "1", url=server.serve("/gklib.tar.gz", interrupting))
-    ended = call("lock", root=tree)
-    assert ended.status == 130
+    result = call("lock", root=tree)
+    assert result.status == 130
     assert lock_of(tree) == [(first, SHA256, len(METIS))]
 
 
@@ -492,8 +492,8 @@ PACKAGES = (
 
 
 def test_every_lock_of_this_repository_fits(call: Call, root: Path) -> None:
-    ended = call("lock", "--check", root=root)
-    assert ended.status == 0, ended.err
+    result = call("lock", "--check", root=root)
+    assert result.status == 0, result.err
 
 
 def test_locks_that_fit(call: Call, tree: Path) -> None:
@@ -512,13 +512,13 @@ def test_what_was_never_recorded_is_listed_and_fails_only_when_strict(
     before = sorted(tree.rglob("*"))
     unlocked = [f"{TARGET}: its Python files", f"{TARGET}: base image registry.invalid/base:1"]
     unlocked.append("metis 5.1.0: https://vendor.invalid/a")
-    ended = call("lock", "--check", root=tree)
-    assert (ended.status, ended.err) == (0, "")
+    result = call("lock", "--check", root=tree)
+    assert (result.status, result.err) == (0, "")
     listing = "\n  ".join(unlocked)
-    assert ended.out == f"not locked, so not built:\n  {listing}\nevery lock fits its rows\n"
-    ended = call("lock", "--check", "--strict", root=tree)
-    assert ended.status == 11
-    assert all(f"not locked: {each}" in ended.err for each in unlocked)
+    assert result.out == f"not locked, so not built:\n  {listing}\nevery lock fits its rows\n"
+    result = call("lock", "--check", "--strict", root=tree)
+    assert result.status == 11
+    assert all(f"not locked: {row}" in result.err for row in unlocked)
     assert sorted(tree.rglob("*")) == before
 
 
@@ -539,8 +539,8 @@ def test_everything_that_does_not_fit_is_said_at_once(call: Call, tree: Path) ->
     (tree / "images" / "lock" / "base-images.toml").write_text(
         f'[[base_image]]\nname = "gone:1"\ndigest = "{DIGEST}"\n', encoding="utf-8"
     )
-    ended = call("lock", "--check", root=tree)
-    assert ended.status == 11
+    result = call("lock", "--check", root=tree)
+    assert result.status == 11
     for part in (
         "images/lock does not fit the rows:",
         f"images/lock/{TARGET}.toml: cmake==3.31.0 is missing",
@@ -551,7 +551,7 @@ def test_everything_that_does_not_fit_is_said_at_once(call: Call, tree: Path) ->
         "images/lock/artifacts.toml: https://vendor.invalid/gone stands in no row any more",
         "images/lock/base-images.toml: gone:1 stands in no row any more",
     ):
-        assert part in ended.err
+        assert part in result.err
 
 
 # Mirrors.
@@ -584,22 +584,22 @@ def test_a_mirror_is_filled_goes_on_and_is_checked(
     add_artifact(tree, "gklib", "1.0", git=git, tag="v1.0", commit=repository.commit)
     folder = tree.parent / "mirror"
 
-    ended = call("mirror", str(folder), "--only", TARGET, root=tree)
-    assert ended.status == 11
-    assert f"1 file is not in {folder}:\n  metis 5.1.0: {url} answers HTTP 404" in ended.err
+    result = call("mirror", str(folder), "--only", TARGET, root=tree)
+    assert result.status == 11
+    assert f"1 file is not in {folder}:\n  metis 5.1.0: {url} answers HTTP 404" in result.err
 
     server.serve("/metis-5.1.0.tar.gz", METIS)
     (folder / "metis-5.1.0.tar.gz.part").write_bytes(METIS[:1000])
     spoiled = folder / str(PACKAGES[0]["file"])
     spoiled.write_bytes(b"spoiled")
     server.seen.clear()
-    ended = call("mirror", str(folder), root=tree)
-    assert (ended.status, ended.out) == (0, f"{folder}\n")
-    assert "  metis-5.1.0.tar.gz: resumed at 1 kB\n" in ended.err
-    asked = [
+    result = call("mirror", str(folder), root=tree)
+    assert (result.status, result.out) == (0, f"{folder}\n")
+    assert "  metis-5.1.0.tar.gz: resumed at 1 kB\n" in result.err
+    requests = [
         (request.path, request.range) for request in server.seen if "/git/" not in request.path
     ]
-    assert asked == [
+    assert requests == [
         ("/metis-5.1.0.tar.gz", "bytes=1000-"),
         ("/simple/cmake/", ""),
         (f"/files/{PACKAGES[0]['file']}", ""),
@@ -617,8 +617,8 @@ def test_a_mirror_is_filled_goes_on_and_is_checked(
         capture_output=True,
     )
     server.seen.clear()
-    ended = call("mirror", str(folder), "--format", "json", root=tree)
-    assert (ended.status, json.loads(ended.out)) == (
+    result = call("mirror", str(folder), "--format", "json", root=tree)
+    assert (result.status, json.loads(result.out)) == (
         0,
         {"folder": str(folder), "targets": [TARGET]},
     )
@@ -637,8 +637,8 @@ def test_what_a_mirror_cannot_have(call: Call, tree: Path, server: Server) -> No
     add_artifact(tree, "gklib", "1", url="https://vendor.invalid/b/x.tar.gz", sha256="1" * 64)
     add_artifact(tree, "thrust", "1", url=server.serve("/c/x.tar.gz", METIS), sha256="2" * 64)
     folder = tree.parent / "mirror"
-    ended = call("mirror", str(folder), root=tree)
-    assert ended.status == 11
+    result = call("mirror", str(folder), root=tree)
+    assert result.status == 11
     for part in (
         (
             "metis 5.1.0: no sha256 of https://vendor.invalid/a/x.tar.gz is recorded; `python"
@@ -648,7 +648,7 @@ def test_what_a_mirror_cannot_have(call: Call, tree: Path, server: Server) -> No
         "gklib 1: cannot download https://vendor.invalid/b/x.tar.gz",
         f"cmake 3.31.0: no index of this machine's pip has {PACKAGES[0]['file']}",
     ):
-        assert part in ended.err
+        assert part in result.err
     assert [
         path.name for path in folder.iterdir() if path.name not in ("SHA256SUMS", "index.html")
     ] == []
@@ -659,16 +659,16 @@ def test_wrong_bytes_never_come_into_a_mirror(call: Call, tree: Path, server: Se
     url = server.serve("/metis-5.1.0.tar.gz", METIS[:-1])
     add_artifact(tree, "metis", "5.1.0", url=url, sha256=SHA256)
     folder = tree.parent / "mirror"
-    ended = call("mirror", str(folder), root=tree)
+    result = call("mirror", str(folder), root=tree)
     assert (
-        f"metis 5.1.0: {url} is not what was pinned: expected sha256 {SHA256}, found " in ended.err
+        f"metis 5.1.0: {url} is not what was pinned: expected sha256 {SHA256}, found " in result.err
     )
     assert [
         path.name for path in folder.iterdir() if path.name not in ("SHA256SUMS", "index.html")
     ] == []
 
 
-# What a build refuses, before it asks for an engine: none answers.
+# Refusals of a build, before it asks for an engine: none answers.
 
 NO_ENGINE = ("--engine", "docker")
 
@@ -677,15 +677,15 @@ def test_a_build_of_what_is_not_locked(call: Call, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "tree", base_image="registry.invalid/base:1")
     add_python_lock(tree, *PACKAGES)
     add_artifact(tree, "metis", "5.1.0", url="https://vendor.invalid/a.tar.gz")
-    ended = call(*UNTIL_BUILD, *NO_ENGINE, root=tree)
-    assert ended.status == 11
+    result = call(*UNTIL_BUILD, *NO_ENGINE, root=tree)
+    assert result.status == 11
     for part in (
         f"{TARGET} has inputs that are not locked",
         "base image registry.invalid/base:1: no digest",
         "metis 5.1.0: no sha256 of https://vendor.invalid/a.tar.gz",
         f"`python build.py lock --only {TARGET}`",
     ):
-        assert part in ended.err
+        assert part in result.err
 
 
 def test_trust_on_first_use_records_what_is_missing_and_keeps_the_bytes(
@@ -699,13 +699,13 @@ def test_trust_on_first_use_records_what_is_missing_and_keeps_the_bytes(
     add_artifact(root, "metis", "5.1.0", url=url, together={"gklib": "1"})
     published = hashlib.sha256(b"gklib").hexdigest()
     add_artifact(root, "gklib", "1", url="https://vendor.invalid/gklib.tar.gz", sha256=published)
-    ended = call(*UNTIL_BUILD, *NO_ENGINE, "--trust-first-use", root=root)
+    result = call(*UNTIL_BUILD, *NO_ENGINE, "--trust-first-use", root=root)
     assert lock_of(root) == [(url, SHA256, len(METIS))], "only what has no hash is downloaded"
     assert load(root).digest_by_image == {image: DIGEST}
     assert (root / "images" / "lock" / f"{TARGET}.toml").read_bytes() == python, (
         "nothing is resolved anew"
     )
-    assert [line for line in ended.err.splitlines() if "first seen today" in line] == [
+    assert [line for line in result.err.splitlines() if "first seen today" in line] == [
         (
             "warning: first seen today:"
             f" {url}, sha256 {SHA256}, {len(METIS)} bytes; commit images/lock"
@@ -715,16 +715,18 @@ def test_trust_on_first_use_records_what_is_missing_and_keeps_the_bytes(
     assert (
         tmp_path / "cache" / "trainworks" / "files" / "metis-5.1.0.tar.gz"
     ).read_bytes() == METIS
-    assert "not locked" not in ended.err
+    assert "not locked" not in result.err
     server.seen.clear()
     assert (
         "first seen today" not in call(*UNTIL_BUILD, *NO_ENGINE, "--trust-first-use", root=root).err
     )
     assert server.seen == []
-    kept = tmp_path / "cache" / "trainworks" / "files" / str(PACKAGES[1]["file"])
-    kept.write_bytes(b"spoilt")
-    ended = call(*UNTIL_BUILD, *NO_ENGINE, "--trust-first-use", root=root)
-    assert f"{kept.name} is not what was pinned" in ended.err, "what an earlier run kept is used"
+    cached_file = tmp_path / "cache" / "trainworks" / "files" / str(PACKAGES[1]["file"])
+    cached_file.write_bytes(b"spoilt")
+    result = call(*UNTIL_BUILD, *NO_ENGINE, "--trust-first-use", root=root)
+    assert f"{cached_file.name} is not what was pinned" in result.err, (
+        "what an earlier run kept is used"
+    )
     planned = call(*UNTIL_BUILD[:-1], "plan", root=root).out
     assert "  trusted on first use: metis 5.1.0\n" in planned
     assert "trusted on first use: gklib" not in planned
@@ -741,10 +743,10 @@ def test_trust_on_first_use_names_what_cannot_be_had(
 ) -> None:
     add_python_lock(tree, *PACKAGES)
     add_artifact(tree, "metis", "5.1.0", url=f"{server.url}/gone.tar.gz")
-    ended = call(*UNTIL_BUILD, *NO_ENGINE, "--trust-first-use", root=tree)
-    assert ended.status == 11
-    assert f"1 input of {TARGET} cannot be recorded:" in ended.err
-    assert f"metis 5.1.0: {server.url}/gone.tar.gz answers HTTP 404" in ended.err
+    result = call(*UNTIL_BUILD, *NO_ENGINE, "--trust-first-use", root=tree)
+    assert result.status == 11
+    assert f"1 input of {TARGET} cannot be recorded:" in result.err
+    assert f"metis 5.1.0: {server.url}/gone.tar.gz answers HTTP 404" in result.err
 
 
 def test_a_build_from_a_folder_that_lacks_something(call: Call, tree: Path) -> None:
@@ -757,12 +759,12 @@ def test_a_build_from_a_folder_that_lacks_something(call: Call, tree: Path) -> N
     )
     folder.mkdir()
     (folder / str(PACKAGES[1]["file"])).write_bytes(WHEEL)
-    ended = call(*UNTIL_BUILD, *NO_ENGINE, "--mirror", str(folder), root=tree)
-    assert ended.status == 11
-    assert f"{folder} does not have the right files of {TARGET}" in ended.err
-    assert ended.err.count("  cmake 3.31.0: ") + ended.err.count(" is missing") == 0
-    ended = call(*UNTIL_BUILD, *NO_ENGINE, "--mirror", str(folder), "--offline", root=tree)
-    assert ended.status == 11
+    result = call(*UNTIL_BUILD, *NO_ENGINE, "--mirror", str(folder), root=tree)
+    assert result.status == 11
+    assert f"{folder} does not have the right files of {TARGET}" in result.err
+    assert result.err.count("  cmake 3.31.0: ") + result.err.count(" is missing") == 0
+    result = call(*UNTIL_BUILD, *NO_ENGINE, "--mirror", str(folder), "--offline", root=tree)
+    assert result.status == 11
     for part in (
         f"{folder} does not have all of {TARGET}",
         "metis 5.1.0: a.tar.gz is missing",
@@ -770,7 +772,7 @@ def test_a_build_from_a_folder_that_lacks_something(call: Call, tree: Path) -> N
         f"{PACKAGES[1]['file']} is not what was pinned: expected sha256 {'2' * 64}, found sha256 ",
         f"`python build.py mirror {folder} --only {TARGET}` fills it",
     ):
-        assert part in ended.err
+        assert part in result.err
 
 
 @pytest.mark.parametrize("offline", [True, False])
@@ -785,7 +787,8 @@ def test_an_address_is_a_secret_and_offline_the_only_source(
     )
     settings = mirror.settings(HostSettings(pip=pip))
     secrets = settings.secrets("bookworm", "https://vendor.example/whl")
-    assert secrets["mirror"] == f"{address}\n{'only' if offline else ''}\n".encode()
+    mark = "only" if offline else ""
+    assert secrets["mirror"] == f"{address}\n{mark}\n".encode()
     for name in ("pip.conf", "uv.toml"):
         content = secrets[name].decode()
         assert f"{address}/index.html" in content

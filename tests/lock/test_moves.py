@@ -1,4 +1,6 @@
-"""``build.py lock`` keeps what is locked: with uv, against a package index of the test's own."""
+"""Test that ``build.py lock`` keeps locked versions: with uv, against a package index of the test's
+own.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,7 @@ def tree(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def index(plain_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
-    """Give an index that has what the tree asks for; a first lock is made of it."""
+    """Return an index that has the packages of the tree; a first lock is made of it."""
     for name in ("PIP_FIND_LINKS", "PIP_NO_INDEX", "REQUESTS_CA_BUNDLE", "PIP_CERT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
@@ -100,9 +102,9 @@ def index(plain_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def versions(root: Path) -> dict[str, str]:
     return {
-        each.name: each.version
-        for each in load(root).locks[PACKAGES_TARGET].packages
-        if not each.build
+        package.name: package.version
+        for package in load(root).locks[PACKAGES_TARGET].packages
+        if not package.build
     }
 
 
@@ -188,13 +190,13 @@ def test_newest_names_what_the_rows_hold_back_and_newer_tags(
     before = (tree / LOCK).read_bytes()
     capsys.readouterr()
     assert main(("lock", "--newest"), tree) == 0
-    written = capsys.readouterr()
+    captured = capsys.readouterr()
     assert (
-        written.out
+        captured.out
         == f"{PACKAGES_TARGET}\n  demo 1.0 -> 2.0\n  other 5.0 is new\n  uv (to build) 0.13.8 ->"
         " 0.13.9\n"
     )
-    assert "gklib 1.0: there is a newer tag, v1.12\n" in written.err
+    assert "gklib 1.0: there is a newer tag, v1.12\n" in captured.err
     assert (tree / LOCK).read_bytes() == before
 
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 
 @dataclass(frozen=True, kw_only=True)
 class Vendor:
-    """Somebody who signs."""
+    """A vendor that signs."""
 
     home: Path
     key: Path
@@ -60,9 +60,9 @@ def end_agent(home: Path) -> None:
     """End the agent that every use of a secret key starts for its home, and wait: the next use
     would meet it dying.
     """
-    asked = ("gpg-connect-agent", "--homedir", str(home), "--no-autostart", "GETINFO pid", "/bye")
-    told = subprocess.run(asked, check=False, capture_output=True, text=True).stdout
-    agents = [os.pidfd_open(int(line[2:])) for line in told.splitlines() if line.startswith("D ")]
+    command = ("gpg-connect-agent", "--homedir", str(home), "--no-autostart", "GETINFO pid", "/bye")
+    output = subprocess.run(command, check=False, capture_output=True, text=True).stdout
+    agents = [os.pidfd_open(int(line[2:])) for line in output.splitlines() if line.startswith("D ")]
     subprocess.run(
         ("gpgconf", "--homedir", str(home), "--kill", "all"), check=True, capture_output=True
     )
@@ -136,7 +136,7 @@ def test_a_key_with_another_fingerprint(folder: Path, file: Path) -> None:
 
 
 def test_a_signature_by_somebody_else(folder: Path, file: Path) -> None:
-    """Also where the file of keys has both: only the row's own counts."""
+    """Count only the row's own key, also where the file of keys has both."""
     vendor, other = make_vendor(folder, "vendor"), make_vendor(folder, "other")
     with pytest.raises(LockError, match=r"the signature is not valid: .*No public key"):
         check_signature(file, other.sign(file), vendor.key, vendor.fingerprint)

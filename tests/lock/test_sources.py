@@ -66,8 +66,8 @@ class Machine:
 
     def call(self, *words: str) -> Ended:
         status = main(words, self.root)
-        written = self.capture.readouterr()
-        return Ended(status=status, out=written.out, err=written.err)
+        captured = self.capture.readouterr()
+        return Ended(status=status, out=captured.out, err=captured.err)
 
 
 @pytest.fixture
@@ -119,15 +119,15 @@ def test_sources_are_downloaded_before_an_engine_is_asked_and_once(
     machine: Machine, server: Server, repository: Repository
 ) -> None:
     bundle = serve_plugin(machine, server, repository)
-    ended = machine.call("--framework", "pytorch", "--cuda", "cpu", "--until", "plan")
+    result = machine.call("--framework", "pytorch", "--cuda", "cpu", "--until", "plan")
     assert (
         f"not on this machine yet, downloaded when the image is built: {bundle}, helper.tar.gz\n"
-        in ended.out
+        in result.out
     )
     assert server.seen == []
-    ended = machine.call(*BUILD)
-    assert NO_ENGINE in ended.err
-    assert [line for line in ended.err.splitlines() if "downloading" in line] == [
+    result = machine.call(*BUILD)
+    assert NO_ENGINE in result.err
+    assert [line for line in result.err.splitlines() if "downloading" in line] == [
         f"  downloading {bundle}",
         "  downloading helper.tar.gz",
     ]
@@ -152,8 +152,8 @@ def test_a_spoiled_cache_is_filled_again(
     good = {path.name: path.read_bytes() for path in machine.cache.iterdir()}
     for name in good:
         (machine.cache / name).write_bytes(content)
-    ended = machine.call(*BUILD)
-    assert [line for line in ended.err.splitlines() if "downloading" in line] == [
+    result = machine.call(*BUILD)
+    assert [line for line in result.err.splitlines() if "downloading" in line] == [
         f"  downloading {bundle}",
         "  downloading helper.tar.gz",
     ]
@@ -171,19 +171,19 @@ def test_a_mirror_that_has_a_part_of_it(
     shutil.move(machine.cache / bundle, mirror / bundle)
     (machine.cache / "helper.tar.gz").unlink()
     del server.answers["/git/"]
-    ended = machine.call(*BUILD, "--mirror", str(mirror))
-    assert [line for line in ended.err.splitlines() if "downloading" in line] == [
+    result = machine.call(*BUILD, "--mirror", str(mirror))
+    assert [line for line in result.err.splitlines() if "downloading" in line] == [
         "  downloading helper.tar.gz"
     ]
-    assert "warning" not in ended.err
+    assert "warning" not in result.err
     assert [path.name for path in mirror.iterdir()] == [bundle]
-    # Offline the cache does not count: what is built comes from the folder alone.
-    ended = machine.call(*BUILD, "--mirror", str(mirror), "--offline")
-    assert (ended.status, f"{mirror} does not have all of {PACKAGES_TARGET}" in ended.err) == (
+    # Offline the cache does not count: all sources come from the folder alone.
+    result = machine.call(*BUILD, "--mirror", str(mirror), "--offline")
+    assert (result.status, f"{mirror} does not have all of {PACKAGES_TARGET}" in result.err) == (
         11,
         True,
     )
-    assert "helper 2.0: helper.tar.gz is missing" in ended.err
+    assert "helper 2.0: helper.tar.gz is missing" in result.err
 
 
 def test_a_served_mirror_is_asked_first_and_its_bytes_are_checked(
@@ -202,8 +202,11 @@ def test_a_served_mirror_is_asked_first_and_its_bytes_are_checked(
     assert [request.path for request in server.seen] == ["/helper.tar.gz"]
     shutil.rmtree(machine.cache)
     plain_server.serve(f"/all/{bundle}", b"something else")
-    ended = machine.call(*BUILD, "--mirror", f"{plain_server.url}/all")
-    assert (ended.status, f"{bundle} of the mirror does not have commit" in ended.err) == (11, True)
+    result = machine.call(*BUILD, "--mirror", f"{plain_server.url}/all")
+    assert (result.status, f"{bundle} of the mirror does not have commit" in result.err) == (
+        11,
+        True,
+    )
     assert not (machine.cache / bundle).exists()
 
 
@@ -212,8 +215,8 @@ def test_wrong_bytes_are_an_error_and_nothing_is_left_out(
 ) -> None:
     bundle = serve_plugin(machine, server, repository)
     server.serve("/helper.tar.gz", b"other bytes")
-    ended = machine.call(*BUILD)
-    assert (ended.status, "is not what was pinned" in ended.err, "warning" in ended.err) == (
+    result = machine.call(*BUILD)
+    assert (result.status, "is not what was pinned" in result.err, "warning" in result.err) == (
         11,
         True,
         False,
@@ -259,8 +262,8 @@ def test_what_cannot_be_reached_is_left_out_and_said(machine: Machine, server: S
     add_artifact(
         machine.root, "helper", "2.0", url=server.serve("/helper.tar.gz", ARCHIVE), sha256=SHA256
     )
-    ended = machine.call(*BUILD)
-    (warning,) = [line for line in ended.err.splitlines() if line.startswith("warning: ")]
+    result = machine.call(*BUILD)
+    (warning,) = [line for line in result.err.splitlines() if line.startswith("warning: ")]
     tag = tag_of(machine, ("plugin", "helper"))
     assert tag.endswith("-debian12-slow")
     for part in (
@@ -283,12 +286,12 @@ def test_what_an_image_lacks_is_said_by_what_the_others_need(machine: Machine) -
     rows.write_text(
         text.replace('needs = ["plugin"]', 'needs = ["plugin"]\nwithout = "the helper is missed"')
     )
-    ended = machine.call(*BUILD)
-    (warning,) = [line for line in ended.err.splitlines() if line.startswith("warning: ")]
+    result = machine.call(*BUILD)
+    (warning,) = [line for line in result.err.splitlines() if line.startswith("warning: ")]
     assert "is built without plugin, helper (" in warning
     assert COST in warning
     assert "the helper is missed" not in warning
-    assert NO_ENGINE in ended.err
+    assert NO_ENGINE in result.err
 
 
 @pytest.mark.parametrize(
@@ -297,7 +300,7 @@ def test_what_an_image_lacks_is_said_by_what_the_others_need(machine: Machine) -
 def test_what_must_not_be_left_out(
     machine: Machine, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A push looks for it before anything else, and does not come to run it.
+    # A push looks for the program before anything else, and does not come to run the program.
     oras = tmp_path / "programs" / "oras"
     oras.parent.mkdir()
     oras.symlink_to("/bin/false")
@@ -309,16 +312,16 @@ def test_what_must_not_be_left_out(
     build = (
         [word for word in BUILD if word not in ("--until", "build")] if "--push" in words else BUILD
     )
-    ended = machine.call(*build, *words)
-    assert ended.status == 10
+    result = machine.call(*build, *words)
+    assert result.status == 10
     for part in (
         f"{PACKAGES_TARGET} needs sources that cannot be downloaded:",
         f"  plugin: plugin-{'1' * 40}.bundle: ",
     ):
-        assert part in ended.err
-    assert ("  helper: helper.tar.gz: " in ended.err) == ("plugin" not in words)
-    assert "or build without: --without plugin" in ended.err
-    assert NO_ENGINE not in ended.err
+        assert part in result.err
+    assert ("  helper: helper.tar.gz: " in result.err) == ("plugin" not in words)
+    assert "or build without: --without plugin" in result.err
+    assert NO_ENGINE not in result.err
 
 
 def test_a_required_component_is_never_left_out(machine: Machine) -> None:
@@ -326,9 +329,9 @@ def test_a_required_component_is_never_left_out(machine: Machine) -> None:
     add_artifact(
         machine.root, "plugin", "1.0", url="https://code.invalid/plugin.tar.gz", sha256=SHA256
     )
-    ended = machine.call(*BUILD)
-    assert (ended.status, "plugin: plugin.tar.gz: " in ended.err) == (10, True)
-    assert "build without" not in ended.err
+    result = machine.call(*BUILD)
+    assert (result.status, "plugin: plugin.tar.gz: " in result.err) == (10, True)
+    assert "build without" not in result.err
 
 
 def test_a_host_that_does_not_answer_is_asked_once(machine: Machine) -> None:
@@ -336,10 +339,10 @@ def test_a_host_that_does_not_answer_is_asked_once(machine: Machine) -> None:
     add_artifact(
         machine.root, "helper", "2.0", git="https://code.invalid/helper", tag="v2", commit="2" * 40
     )
-    ended = machine.call(*BUILD)
-    assert ended.err.count("downloading ") == 1
-    assert ended.err.count("code.invalid/plugin") == 1
-    assert f"not tried: code.invalid did not give plugin-{'1' * 40}.bundle" in ended.err
+    result = machine.call(*BUILD)
+    assert result.err.count("downloading ") == 1
+    assert result.err.count("code.invalid/plugin") == 1
+    assert f"not tried: code.invalid did not give plugin-{'1' * 40}.bundle" in result.err
 
 
 def test_a_bake_file_has_the_sources_or_is_not_written(
@@ -349,18 +352,21 @@ def test_a_bake_file_has_the_sources_or_is_not_written(
     output = machine.root.parent / "bake"
     answers = dict(server.answers)
     server.answers.clear()
-    ended = machine.call("--bake", "--output", str(output))
-    assert (ended.status, output.exists()) == (10, False)
+    result = machine.call("--bake", "--output", str(output))
+    assert (result.status, output.exists()) == (10, False)
     server.answers.update(answers)
-    ended = machine.call("--bake", "--output", str(output), "--format", "json")
-    assert (ended.status, json.loads(ended.out)["file"]) == (0, str(output / "docker-bake.json"))
+    result = machine.call("--bake", "--output", str(output), "--format", "json")
+    assert (result.status, json.loads(result.out)["file"]) == (0, str(output / "docker-bake.json"))
     context = output / "contexts" / PACKAGES_TARGET
     assert (context / "artifacts" / "plugin" / bundle).is_file()
 
 
 def test_offline_wants_a_mirror(machine: Machine) -> None:
-    ended = machine.call(*BUILD, "--offline")
-    assert (ended.status, "--offline needs --mirror DIR or --mirror URL" in ended.err) == (2, True)
+    result = machine.call(*BUILD, "--offline")
+    assert (result.status, "--offline needs --mirror DIR or --mirror URL" in result.err) == (
+        2,
+        True,
+    )
 
 
 # Names.

@@ -20,9 +20,10 @@ from trainworks.plan.wheel_tags import wheel_tags
 
 GLIBC = platform.libc_ver()
 MACHINE = platform.machine()
+GLIBC_VERSION = GLIBC[1] if GLIBC[0] == "glibc" else ""
 TAGS = wheel_tags(
     machine=MACHINE,
-    glibc=GLIBC[1] if GLIBC[0] == "glibc" else "",
+    glibc=GLIBC_VERSION,
     python=f"{sys.version_info.major}.{sys.version_info.minor}",
 )
 MANYLINUX = f"manylinux_2_17_{MACHINE}"
@@ -35,8 +36,8 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_the_tags_of_this_machine_are_those_of_packaging() -> None:
-    """But for ``linux_x86_64``, which no index takes and whose place changed
-    between versions of packaging.
+    """Compare all but ``linux_x86_64``, which no index takes and whose place changed between
+    versions of packaging.
     """
     assert set(TAGS) == set(sys_tags())
     assert [tag for tag in TAGS if "-linux_" not in str(tag)] == [
@@ -62,15 +63,16 @@ def test_a_library_between_or_beyond_what_uv_knows_is_taken_for_an_older_one(
     tmp_path: Path, machine: str, glibc: str, level: int
 ) -> None:
     """Debian 13 has 2.41, Amazon Linux 2 has 2.26; a newer uv may know more."""
-    known = uv_platform(machine, glibc)
-    assert known.startswith(f"{machine}-manylinux_2_")
+    platform_tag = uv_platform(machine, glibc)
+    assert platform_tag.startswith(f"{machine}-manylinux_2_")
+    newest = 99 if glibc == "3.0" else 0
     assert (
         level
-        <= int(known.rpartition("_")[2])
-        <= max(level, int(glibc.split(".")[1]), 99 if glibc == "3.0" else 0)
+        <= int(platform_tag.rpartition("_")[2])
+        <= max(level, int(glibc.split(".")[1]), newest)
     )
     (tmp_path / "requirements.in").write_text("", encoding="utf-8")
-    options = ("--offline", "--python", sys.executable, "--python-platform", known)
+    options = ("--offline", "--python", sys.executable, "--python-platform", platform_tag)
     run_uv(("pip", "compile", "requirements.in", *options), tmp_path, "nothing", {})
 
 

@@ -33,8 +33,8 @@ def make_tree(
     sources: Literal["packages", "vendor"] = "vendor",
     **row: object,
 ) -> Path:
-    """Write the facts of one target: of a vendor target METIS with CMake, and
-    no Python but what builds.
+    """Write the facts of one target: of a vendor target METIS with CMake, and no Python but the one
+    that builds.
 
     Args:
         root: Where.
@@ -69,27 +69,28 @@ def make_tree(
         and f'sources = ["{others}"]' not in block
     ]
     assert len(chosen) == len(parts)
-    # What the parts name has to exist, and nothing more does.
+    # The names in the parts have to exist, and nothing more does.
     text = "".join(f"[[component]]{block}" for block in chosen)
     (images / "components.toml").write_text(text, encoding="utf-8")
     recipes = {*parts, "metis-source"} - {"metis"} if sources == "vendor" else {*parts}
     for path in (root / "templates" / "components").glob("*.j2"):
         if path.stem not in recipes:
             path.unlink()
+    vendor_rows = 'metis = "5.1.0"\ncmake = "3.31.0"\n' if sources == "vendor" else ""
     (images / "stacks.toml").write_text(
         "[[stack]]\n"
         'name = "the-stack"\n'
         f'sources = "{sources}"\n'
         'source = "the tests"\n'
         "[stack.components]\n"
-        'builder = "0.13.8"\n'
-        + ('metis = "5.1.0"\ncmake = "3.31.0"\n' if sources == "vendor" else ""),
+        'builder = "0.13.8"\n' + vendor_rows,
         encoding="utf-8",
     )
+    builder_row = f'builder_image = "{base_image}"\n' if base_image else ""
     (images / "pytorch.toml").write_text(
         'framework = "pytorch"\nsummary = "PyTorch"\n\n'
         '[[target]]\nversion = "2.13.0"\ncuda = "cpu"\nbase = "debian12"\n'
-        + (f'builder_image = "{base_image}"\n' if base_image else "")
+        + builder_row
         + 'stack = "the-stack"\nversions = {}\nsize_budget_megabytes = 1000\nsource = "the'
         ' tests"\n',
         encoding="utf-8",
@@ -128,10 +129,10 @@ def add_component(root: Path, name: str, version: str, recipe: str, **values: ob
 
 def add_python_lock(root: Path, *packages: Mapping[str, object], target: str = TARGET) -> None:
     """Write the lock of the target's Python files."""
-    rows = "".join(
-        "\n[[package]]\n" + "".join(f"{name} = {_toml(value)}\n" for name, value in package.items())
-        for package in packages
-    )
+    rows = ""
+    for package in packages:
+        rows += "\n[[package]]\n"
+        rows += "".join(f"{name} = {_toml(value)}\n" for name, value in package.items())
     (root / "images" / "lock" / f"{target}.toml").write_text(
         rows or "# No package.\n", encoding="utf-8"
     )
@@ -139,6 +140,6 @@ def add_python_lock(root: Path, *packages: Mapping[str, object], target: str = T
 
 def _toml(value: object) -> str:
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{name} = {_toml(each)}" for name, each in value.items()) + " }"
+        return "{ " + ", ".join(f"{name} = {_toml(item)}" for name, item in value.items()) + " }"
     # Strings, numbers, truth values and lists of them are written alike in both languages.
     return json.dumps(value)

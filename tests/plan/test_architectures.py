@@ -54,9 +54,9 @@ def test_locked_wheels_run_on_the_targets_processors(facts: Facts) -> None:
         for package in lock.packages:
             if package.file.endswith(".whl"):
                 platforms = {tag.platform for tag in parse_wheel_filename(package.file)[3]}
-                assert "any" in platforms or any(each.endswith(f"_{own}") for each in platforms), (
-                    package.file
-                )
+                assert "any" in platforms or any(
+                    platform.endswith(f"_{own}") for platform in platforms
+                ), package.file
                 seen.add((own, "any" in platforms))
     assert seen == {(machine, pure) for machine in MACHINES.values() for pure in (True, False)}
 
@@ -80,9 +80,9 @@ def test_of_pips_complaints_only_that_about_nvidias_word_for_the_platform_passes
     facts: Facts, tmp_path: Path, printed: str, named: str | None
 ) -> None:
     (check,) = (
-        each
-        for each in make_plan(ARM, facts).checks
-        if isinstance(each, CommandCheck) and "pip check" in str(each)
+        check
+        for check in make_plan(ARM, facts).checks
+        if isinstance(check, CommandCheck) and "pip check" in str(check)
     )
     python = tmp_path / "python"
     python.write_text(

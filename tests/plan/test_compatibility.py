@@ -24,7 +24,7 @@ from trainworks.render.dockerfile import render
 
 @dataclass(frozen=True)
 class Case:
-    """The smallest plan that breaks a rule, and what to change in it to keep the rule."""
+    """The smallest plan that breaks a rule, and the change that keeps the rule."""
 
     rule: str
     broken: Properties
@@ -286,8 +286,8 @@ CASES = (
 )
 
 
-def kept(each: Case) -> Properties:
-    changed = {**each.broken, **each.change}
+def properties_that_hold(rule_case: Case) -> Properties:
+    changed = {**rule_case.broken, **rule_case.change}
     return {name: value for name, value in changed.items() if value is not None}
 
 
@@ -296,27 +296,34 @@ def rule_of(name: str, facts: Facts) -> Rule:
 
 
 def test_every_rule_has_its_two_cases(facts: Facts) -> None:
-    assert [each.rule for each in CASES] == [rule.name for rule in facts.rules]
+    assert [rule_case.rule for rule_case in CASES] == [rule.name for rule in facts.rules]
 
 
-@pytest.mark.parametrize("each", CASES, ids=lambda each: each.rule)
-def test_rule(each: Case, facts: Facts) -> None:
-    rule = rule_of(each.rule, facts)
-    written = {**rule.when, **rule.require}
-    asked = {*written, *(name for allowed in written.values() for name in references(allowed))}
-    assert each.broken.keys() | each.change.keys() <= asked, (
+@pytest.mark.parametrize("rule_case", CASES, ids=lambda rule_case: rule_case.rule)
+def test_rule(rule_case: Case, facts: Facts) -> None:
+    rule = rule_of(rule_case.rule, facts)
+    conditions = {**rule.when, **rule.require}
+    names = {
+        *conditions,
+        *(name for allowed in conditions.values() for name in references(allowed)),
+    }
+    assert rule_case.broken.keys() | rule_case.change.keys() <= names, (
         "a smallest plan has nothing that the rule does not ask about"
     )
-    assert [conflict.rule for conflict in find_conflicts([rule], each.broken)] == [each.rule]
-    assert find_conflicts([rule], kept(each)) == ()
+    assert [conflict.rule for conflict in find_conflicts([rule], rule_case.broken)] == [
+        rule_case.rule
+    ]
+    assert find_conflicts([rule], properties_that_hold(rule_case)) == ()
     if rule.require:
-        assert all_hold(rule.when, kept(each)), "the rule has to speak about the plan that keeps it"
+        assert all_hold(rule.when, properties_that_hold(rule_case)), (
+            "the rule has to speak about the plan that keeps it"
+        )
 
 
-@pytest.mark.parametrize("each", CASES, ids=lambda each: each.rule)
-def test_a_conflict_says_all(each: Case, facts: Facts) -> None:
-    rule = rule_of(each.rule, facts)
-    (conflict,) = find_conflicts([rule], each.broken)
+@pytest.mark.parametrize("rule_case", CASES, ids=lambda rule_case: rule_case.rule)
+def test_a_conflict_says_all(rule_case: Case, facts: Facts) -> None:
+    rule = rule_of(rule_case.rule, facts)
+    (conflict,) = find_conflicts([rule], rule_case.broken)
     for part in (rule.name, rule.reason, rule.source, rule.instead, *rule.when, *rule.require):
         assert part in str(conflict)
 
@@ -328,8 +335,8 @@ def test_all_conflicts_are_said_at_once(facts: Facts) -> None:
         "cuda": "12.1.0",
         "sources": "vendor",
     }
-    found = {conflict.rule for conflict in find_conflicts(facts.rules, properties)}
-    assert {"smp-torch", "smp-cuda", "smp-libraries", "smp-open-mpi"} <= found
+    broken_rules = {conflict.rule for conflict in find_conflicts(facts.rules, properties)}
+    assert {"smp-torch", "smp-cuda", "smp-libraries", "smp-open-mpi"} <= broken_rules
 
 
 def test_no_artifact_says_again_what_a_rule_says(facts: Facts) -> None:
@@ -404,9 +411,9 @@ def row_facts(facts: Facts) -> Facts:
 def test_what_a_target_can_be_asked_about(row_facts: Facts) -> None:
     (row,) = row_facts.targets
     components = [
-        each
-        for each in row_facts.components
-        if each.name in {"efa-installer", "libfabric", "torch", "metis"}
+        component
+        for component in row_facts.components
+        if component.name in {"efa-installer", "libfabric", "torch", "metis"}
     ]
     target = context_of(row, row_facts)
     parts = choose_parts(target, components, row_facts)
@@ -474,7 +481,9 @@ def test_an_artifact_that_does_not_fit_is_said_beside_the_rules(row_facts: Facts
             ),
         ),
     )
-    components = [each for each in spoiled.components if each.name == "efa-installer"]
+    components = [
+        component for component in spoiled.components if component.name == "efa-installer"
+    ]
     with pytest.raises(CompatibilityError) as caught:
         plan_target(context_of(row, spoiled), components, spoiled)
     unfit, broken = caught.value.problems
@@ -508,12 +517,12 @@ def test_advice_is_part_of_the_plan_and_refuses_nothing(facts: Facts) -> None:
 
 def test_no_target_is_advised_to_do_what_its_image_does(facts: Facts) -> None:
     """A variable with a value that an advice names is not set in that image's Dockerfile."""
-    told = set()
+    advised_variables = set()
     for row in facts.targets:
         plan = plan_row(row, facts)
         text = render(plan, facts, check=False).dockerfile
         for advice in plan.advice:
             for name in re.findall(r"\b[A-Z][A-Z_]{5,}=\w+", advice):
-                told.add(name)
+                advised_variables.add(name)
                 assert name not in text, f"{plan.target.name}: {advice}"
-    assert told, "no target is advised to set a variable: this test looks at nothing"
+    assert advised_variables, "no target is advised to set a variable: this test looks at nothing"

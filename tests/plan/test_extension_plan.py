@@ -139,7 +139,9 @@ MOVED = replace(
 
 
 def test_targets_that_have_what_the_base_is_too_old_for(facts: Facts) -> None:
-    """Of packages, with the base's accelerator, and with the companions that are asked for."""
+    """Find targets of packages, with the base's accelerator, and with the companions that are asked
+    for.
+    """
     assert targets_for([("torch", ">=2.16")], OURS, facts) == []
     cuda = replace(OURS, kept={"torch": "2.4.1", "nvidia-cudnn-cu12": "9.1"})
     assert targets_for([("torch", ">=2.10,<2.11")], cuda, facts) == [
@@ -173,10 +175,10 @@ def test_the_bases_own_tests_run_again_where_something_moved(facts: Facts) -> No
     base = replace(OURS, components=components, missing=("compiler",))
     assert checks_again(plan, base, ()) == checks_again(None, base, (MOVE,)) == ()
     checks = checks_again(plan, base, (MOVE,))
-    found = {check.component for check in checks}
-    assert {"torch", "open-mpi", "mpi4py", "tensorboard"} <= found
-    assert "compiler" not in found, "the base was built without it"
-    assert "image" not in found, "how an image is made is not asked again"
+    tested_components = {check.component for check in checks}
+    assert {"torch", "open-mpi", "mpi4py", "tensorboard"} <= tested_components
+    assert "compiler" not in tested_components, "the base was built without it"
+    assert "image" not in tested_components, "how an image is made is not asked again"
     assert "torch" not in {
         check.component
         for check in checks_again(plan, replace(base, components={"torch": "1"}), (MOVE,))
@@ -260,12 +262,13 @@ def test_entry_points_that_are_refused(program: str, reason: str) -> None:
 def test_the_launcher_understands_each_entry_point_as_the_builder_does(
     project: bool, tmp_path: Path
 ) -> None:
-    """The two never import each other: this is what holds them together."""
+    """Compare the two sides, which never import each other: only this test holds them together."""
     files = {**FILES, **({"setup.py": False} if project else {})}
     for name, executable in files.items():
         path = tmp_path / "code" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o755 if executable else 0o644)
+        mode = 0o755 if executable else 0o644
+        path.touch(mode=mode)
     programs = [
         *FILES,
         *(
@@ -367,11 +370,11 @@ def test_the_project_itself_is_not_imported() -> None:
 def test_a_digest_of_the_base_is_named_and_never_the_one_that_the_base_itself_came_from() -> None:
     label = "org.opencontainers.image.base.digest"
     inherited = replace(OURS, labels={label: "sha256:" + "1" * 64})
-    known = replace(inherited, digest="trainworks/pytorch-training@sha256:" + "2" * 64)
-    for base, expected in ((OURS, None), (inherited, ""), (known, "sha256:" + "2" * 64)):
+    known_base = replace(inherited, digest="trainworks/pytorch-training@sha256:" + "2" * 64)
+    for base, expected in ((OURS, None), (inherited, ""), (known_base, "sha256:" + "2" * 64)):
         plan = ExtensionPlan(
             tag="my/train:1", base=base, lock=ExtensionLock(), files=CODE, entry_point=None
         )
         assert plan.labels.get(label) == expected
-    assert known.source == known.digest
+    assert known_base.source == known_base.digest
     assert inherited.source == inherited.reference

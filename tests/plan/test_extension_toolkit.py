@@ -1,4 +1,4 @@
-"""What an extension's wheels are compiled with and who is warned."""
+"""Test the compiler of an extension's wheels, and the warnings."""
 
 from __future__ import annotations
 
@@ -78,19 +78,19 @@ def test_another_makers_image_and_another_component_are_refused(facts: Facts) ->
         workbench_of(("git",), {}, BASE, row_named(CU132, facts), facts)
 
 
-# --- what is missing ------------------------------------------------------------------------------
+# --- missing compilers ----------------------------------------------------------------------------
 def test_what_needs_the_compiler_is_named_where_it_is_missing(facts: Facts) -> None:
-    found = missing_compilers(BARE, BASE, facts)
-    assert found["compiled_by"]["deepspeed"] == "nvcc"
-    assert "deepspeed" not in found["needs"], "it is installed without nvcc"
-    assert found["needs"]["flash-attn"] == "nvcc"
+    missing = missing_compilers(BARE, BASE, facts)
+    assert missing["compiled_by"]["deepspeed"] == "nvcc"
+    assert "deepspeed" not in missing["needs"], "it is installed without nvcc"
+    assert missing["needs"]["flash-attn"] == "nvcc"
     assert (
         missing_compilers(BARE, replace(BASE, kept={"torch": "2.13.0+cpu"}), facts)["compiled_by"]
         == {}
     )
-    there = missing_compilers(replace(BARE, component="nvcc"), BASE, facts)
+    nvcc_missing = missing_compilers(replace(BARE, component="nvcc"), BASE, facts)
     assert (
-        there
+        nvcc_missing
         == missing_compilers(BARE, replace(BASE, components={"nvcc": "13.2.86"}), facts)
         == {"compiled_by": {}, "needs": {}}
     )

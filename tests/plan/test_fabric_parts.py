@@ -91,9 +91,9 @@ def test_only_what_says_so_is_downloaded_by_itself(facts: Facts) -> None:
 
 def test_headers_are_of_a_cuda_of_their_own_and_never_in_the_image(facts: Facts) -> None:
     plan = make_plan(Request(framework="pytorch", cuda="cu121"), facts)
-    files = {
-        step.component: {(each.name, each.version) for each in step.python} for step in plan.steps
-    }
+    files = {}
+    for step in plan.steps:
+        files[step.component] = {(package.name, package.version) for package in step.python}
     assert ("nvidia-cuda-runtime-cu12", "12.8.90") in files["cuda-headers"]
     assert ("nvidia-cuda-runtime-cu12", "12.1.105") in files["cuda"]
     promised = {
@@ -126,7 +126,7 @@ def test_the_page_names_the_versions_that_images_have(facts: Facts, root: Path) 
         (("aws-ofi-nccl", "gdrcopy", "libfabric-cuda"), PLUGIN, "-debian12-tcp"),
         (("libfabric-cuda",), {"libfabric-cuda"}, "-debian12-without-libfabric-cuda"),
         (("gdrcopy",), {"gdrcopy"}, "-debian12-without-gdrcopy"),
-        # Nothing of the headers is in any image: they go with what is compiled with them.
+        # No image has the headers: they go with the components that are compiled with them.
         ((), set(), "-debian12"),
     ],
 )

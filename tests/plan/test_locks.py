@@ -1,5 +1,5 @@
-"""What is refused of a lock before anything is built: gaps, other versions,
-files that contradict their rows.
+"""Test the locks that are refused before a build: gaps, other versions, files that contradict their
+rows.
 """
 
 from __future__ import annotations
@@ -28,17 +28,19 @@ def spoiled(
 
     With none of them, without the package.
     """
-    found = []
+    packages = []
     hit = False
     for package in facts.locks[target].packages:
         if (package.name, package.build) != (name, build):
-            found.append(package)
+            packages.append(package)
             continue
         hit = True
         if values:
-            found.append(replace(package, **values))  # type: ignore[arg-type]
+            packages.append(replace(package, **values))  # type: ignore[arg-type]
     assert hit, "the damage must hit something"
-    return replace(facts, locks={**facts.locks, target: Lock(target=target, packages=tuple(found))})
+    return replace(
+        facts, locks={**facts.locks, target: Lock(target=target, packages=tuple(packages))}
+    )
 
 
 def problems(facts: Facts, target: str) -> tuple[str, ...]:
@@ -79,7 +81,7 @@ DAMAGES: tuple[tuple[str, str, dict[str, Any]], ...] = (
         {"version": "12.4.1", "file": f"{RUNTIME.replace('-', '_')}-12.4.1-py3-none-any.whl"},
     ),
 )
-"""A lock, one of its packages, and what it has instead; nothing: the package is missing.
+"""A lock, one of its packages, and its wrong values; nothing: the package is missing.
 
 One problem each, or none.
 """
@@ -88,13 +90,12 @@ One problem each, or none.
 def test_golden_problems_of_locks(facts: Facts, golden: Callable[[str, str], None]) -> None:
     lines = []
     for target, name, values in DAMAGES:
-        found = problems(spoiled(facts, target, name, **values), target)
-        assert len(found) == (values != {"file": "bcrypt-5.0.tar.gz"}), (
+        lock_problems = problems(spoiled(facts, target, name, **values), target)
+        assert len(lock_problems) == (values != {"file": "bcrypt-5.0.tar.gz"}), (
             "zeros at the end of a version count for nothing"
         )
-        lines.append(
-            f"{name} of {target}: {values or 'missing'}\n  {', '.join(found) or 'nothing'}\n"
-        )
+        problem_list = ", ".join(lock_problems) or "nothing"
+        lines.append(f"{name} of {target}: {values or 'missing'}\n  {problem_list}\n")
     golden("plan/locks.txt", "".join(lines))
     assert problems(spoiled(facts, CPU, "setuptools", build=True), CPU) == (
         "setuptools is missing",
@@ -106,14 +107,15 @@ def test_a_cell_without_cuda_takes_no_lock_of_a_cuda_build(facts: Facts) -> None
     such a lock says so.
     """
     cuda = [
-        each
-        for each in facts.locks[CUDA].packages
-        if each.name.startswith(("nvidia-", "cuda-")) and not each.build
+        package
+        for package in facts.locks[CUDA].packages
+        if package.name.startswith(("nvidia-", "cuda-")) and not package.build
     ]
     lock = Lock(target=CPU, packages=(*facts.locks[CPU].packages, *cuda))
-    (said,) = problems(replace(facts, locks={**facts.locks, CPU: lock}), CPU)
+    (problem,) = problems(replace(facts, locks={**facts.locks, CPU: lock}), CPU)
     assert (
-        said == f"has {', '.join(f'{each.name} {each.version}' for each in cuda[:3])} and"
+        problem
+        == f"has {', '.join(f'{package.name} {package.version}' for package in cuda[:3])} and"
         f" {len(cuda) - 3} more, packages of CUDA; the target's cell cpu is without CUDA"
     )
 

@@ -44,12 +44,12 @@ def test_the_plan_has_the_wheel_with_its_sum_and_version(
     facts: Facts, name: str, word: str, url: str
 ) -> None:
     usual, plan = plan_with(facts), plan_with(facts, word)
-    (step,) = (each for each in plan.steps if each.component == name)
+    (step,) = (step for step in plan.steps if step.component == name)
     assert (step.artifacts[0].url, step.artifacts[0].sha256) == (url, SUM)
     assert step.version == step.artifacts[0].version == read_own_artifact(word).file.split("-")[1]
-    others = [each for each in plan.steps if each.component not in (name, "manifest")]
-    assert others == [each for each in usual.steps if each.component not in (name, "manifest")]
-    assert not [each for each in plan.unlocked if each.startswith(f"{name} ")]
+    others = [step for step in plan.steps if step.component not in (name, "manifest")]
+    assert others == [step for step in usual.steps if step.component not in (name, "manifest")]
+    assert not [line for line in plan.unlocked if line.startswith(f"{name} ")]
     assert plan.tags == (f"{usual.tags[0]}-{name}-{SUM[:8]}",)
 
 

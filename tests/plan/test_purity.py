@@ -65,13 +65,13 @@ print(
 
 @pytest.fixture(scope="module")
 def watched(root: Path) -> dict[str, Any]:
-    """Give what the hook saw while every target was planned and rendered twice,
-    and then while a file was opened.
+    """Return the events that the hook saw while every target was planned and rendered twice, and
+    then while a file was opened.
     """
     argv = [sys.executable, "-c", CHILD, str(root)]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=300)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
 
 
 def test_planning_and_rendering_touch_nothing_and_answer_the_same_twice(
@@ -83,7 +83,7 @@ def test_planning_and_rendering_touch_nothing_and_answer_the_same_twice(
 
 
 def test_the_hook_would_see_an_open_file(watched: dict[str, Any]) -> None:
-    """Without this a hook that hears nothing would look like purity."""
+    """Open a file: without this test a hook that hears nothing would look like purity."""
     assert "build.py" in str(watched["seen of an open file"])
 
 

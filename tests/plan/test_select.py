@@ -1,6 +1,6 @@
-"""From a request to a row and its components.
+"""Test the way from a request to a row and its components.
 
-``tests/cli/test_refusals.py`` has what is refused.
+``tests/cli/test_refusals.py`` has the refusals.
 """
 
 from __future__ import annotations

@@ -45,24 +45,24 @@ def names_of(shares: dict[str, tuple[LockedPackage, ...]]) -> dict[str, list[str
 def reachable(
     components: Sequence[Component], lock: Sequence[LockedPackage], *, build: bool = False
 ) -> set[str]:
-    """Return what must be installed, found the slow and plain way: repeat until
+    """Return the packages that must be installed, found the slow and plain way: repeat until
     nothing new comes.
     """
     packages = {package.name: package for package in lock if package.build is build}
-    wanted = {
+    wanted_names = {
         name
         for row in components
         if builds(row) is build
         for name in list_python_patterns(row, CUDA)
     }
-    found = wanted & packages.keys()
+    reached_names = wanted_names & packages.keys()
     while True:
-        more = found | {
-            need for name in found for need in packages[name].requires if need in packages
+        more = reached_names | {
+            need for name in reached_names for need in packages[name].requires if need in packages
         }
-        if more == found:
-            return found
-        found = more
+        if more == reached_names:
+            return reached_names
+        reached_names = more
 
 
 @st.composite
@@ -216,8 +216,8 @@ def test_no_real_target_lacks_what_torch_needs(distribution: str, facts: Facts) 
             if not package.build
         }
         for need in (need for package in installed.values() for need in package.requires):
-            known = need in installed or any(fnmatchcase(need, pattern) for pattern in replaced)
-            assert known, f"{facts.name_of(row)}: {need}"
+            is_known = need in installed or any(fnmatchcase(need, pattern) for pattern in replaced)
+            assert is_known, f"{facts.name_of(row)}: {need}"
         targets_with_it += distribution in installed
     assert targets_with_it > 0
 
@@ -236,18 +236,16 @@ def test_cuda_libraries_are_in_no_layer_of_a_framework(facts: Facts) -> None:
 
 
 def test_the_libraries_of_other_builds_are_known_by_name(facts: Facts) -> None:
-    """What ``pip freeze`` of a CUDA build lists, and an image without CUDA must not get.
+    """List the packages that ``pip freeze`` shows of a CUDA build, and that an image without CUDA
+    must not get.
 
-    Never what the image has.
+    Never a package of the image.
     """
-    plans = {
-        name: make_plan(
-            request_for(next(row for row in facts.targets if facts.name_of(row) == name), facts),
-            facts,
-        )
+    rows = {facts.name_of(row): row for row in facts.targets}
+    cpu, cuda = (
+        make_plan(request_for(rows[name], facts), facts)
         for name in ("pytorch-2.13.0-cpu-py311-debian12", "pytorch-2.4.1-cu121-py311-debian12")
-    }
-    cpu, cuda = plans.values()
+    )
     assert {"nvidia-cublas-cu12", "nvidia-cublas", "nvidia-cudnn-cu12", "triton"} <= {
         *cpu.libraries
     }

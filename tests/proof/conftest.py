@@ -11,18 +11,18 @@ from trainworks.imagetest.probe import packages
 
 
 @pytest.fixture(scope="session")
-def found(tmp_path_factory: pytest.TempPathFactory) -> packages.PackagesAnswer:
-    """Give what the image says of itself."""
+def packages_answer(tmp_path_factory: pytest.TempPathFactory) -> packages.PackagesAnswer:
+    """Return the image's answer about its own packages."""
     return ask(make_tree(tmp_path_factory.mktemp("image")))
 
 
 @pytest.fixture(scope="session")
-def proven(facts: Facts, found: packages.PackagesAnswer) -> Proven:
+def proven(facts: Facts, packages_answer: packages.PackagesAnswer) -> Proven:
     """Give the image's proof."""
-    return prove(facts, found)
+    return prove(facts, packages_answer)
 
 
 @pytest.fixture(scope="session")
 def bill(proven: Proven) -> BillOfMaterials:
-    """Give what the bills of materials are made of."""
+    """Return the inputs of the bills of materials."""
     return proven.bill

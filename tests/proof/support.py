@@ -99,7 +99,7 @@ METADATA = {
 
 @dataclass(frozen=True, kw_only=True)
 class Proven:
-    """The bill of materials of a tiny image, and what writes the files of its proof."""
+    """The bill of materials of a tiny image, and the writer of its proof's files."""
 
     bill: BillOfMaterials
     write: Callable[[], dict[str, str]]
@@ -109,7 +109,7 @@ class Proven:
         return self.write()
 
     def documents(self) -> dict[str, dict[str, Any]]:
-        """Return what the files have."""
+        """Return the content of the files, by name."""
         return {name: json.loads(text) for name, text in self.texts().items()}
 
     def provenance(self) -> dict[str, Any]:
@@ -148,8 +148,8 @@ def make_tree(root: Path, added: Mapping[str, str] | None = None) -> Path:
 
 
 def ask(tree: Path) -> packages.PackagesAnswer:
-    """Return what an image says of itself: the program as it is started in a
-    container, in a process here.
+    """Return an image's answer about itself: the program as it is started in a container, in a
+    process of this machine.
     """
     return probe_request.ask(
         Here(), {"root": str(tree), "packages": True}, interpreter=sys.executable
@@ -168,7 +168,7 @@ def tiny_proof(facts: Facts, folder: Path, address: str = ADDRESS) -> Proven:
     return prove(facts, ask(make_tree(folder)), address)
 
 
-def prove(facts: Facts, found: packages.PackagesAnswer, address: str = ADDRESS) -> Proven:
+def prove(facts: Facts, packages_answer: packages.PackagesAnswer, address: str = ADDRESS) -> Proven:
     """Return the proof of an image that says this of itself."""
     request = Request(framework="pytorch", cuda="cpu")
     torch = LockedPackage(
@@ -179,7 +179,7 @@ def prove(facts: Facts, found: packages.PackagesAnswer, address: str = ADDRESS) 
         size=100,
         requires=("jinja2", "not-installed"),
     )
-    # Locked is another version than the image has: its hash says nothing of what is installed.
+    # The lock has another version than the image: its hash says nothing about the installed one.
     filelock = LockedPackage(
         name="filelock", version="4.0", file="filelock-4.0-py3-none-any.whl", sha256="2" * 64
     )
@@ -231,7 +231,9 @@ def prove(facts: Facts, found: packages.PackagesAnswer, address: str = ADDRESS) 
     build = TargetBuild(request=request, plan=plan, rendering=rendering)
     launcher = LauncherRelease(version="0.1.0", license="Apache-2.0")
     base_identifier = "sha256:" + "6" * 64
-    bill = make_target_bill(build, image, found, base_identifier=base_identifier, launcher=launcher)
+    bill = make_target_bill(
+        build, image, packages_answer, base_identifier=base_identifier, launcher=launcher
+    )
     bill = replace(bill, address=address)
     checkout = Checkout(commit="7" * 40, changed=True, files={"images/lock/tiny.toml": "8" * 64})
     return Proven(
@@ -249,8 +251,8 @@ def prove(facts: Facts, found: packages.PackagesAnswer, address: str = ADDRESS) 
 
 
 def cyclonedx_problems(text: str) -> object:
-    """Return what the standard's JSON schema, in its strict form, says against
-    a document: nothing, or an error.
+    """Return the problems that the standard's JSON schema, in its strict form, finds in a document:
+    nothing, or an error.
     """
     from cyclonedx.schema import SchemaVersion
     from cyclonedx.validation.json import JsonStrictValidator

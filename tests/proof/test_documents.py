@@ -1,5 +1,5 @@
-"""Bills of materials and provenance: golden files, and what the standards' own
-readers say of them.
+"""Test bills of materials and provenance: golden files, and the answers of the standards' own
+readers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def test_golden_documents_of_a_tiny_image(
 def test_cyclonedx_is_valid_and_its_library_reads_every_package(proven: Proven) -> None:
     text = proven.texts()["sbom.cdx.json"]
     assert cyclonedx_problems(text) is None
-    assert cyclonedx_packages(text) == {each.purl for each in proven.bill.components}
+    assert cyclonedx_packages(text) == {component.purl for component in proven.bill.components}
 
 
 def test_the_validator_of_cyclonedx_refuses_a_field_that_the_format_has_not(proven: Proven) -> None:
@@ -58,32 +58,39 @@ def test_provenance_is_a_predicate_of_slsa(proven: Proven) -> None:
     provenance = read_provenance(proven.documents()["provenance.json"])
     assert provenance.run_details.builder.id == "https://ci.example/builder"
     inputs = {
-        each.name: dict(each.digest) for each in provenance.build_definition.resolved_dependencies
+        resolved_dependency.name: dict(resolved_dependency.digest)
+        for resolved_dependency in provenance.build_definition.resolved_dependencies
     }
     assert inputs["checkout"] == {"gitCommit": "7" * 40}
     assert inputs["base image"] == {"sha256": "5" * 64}
     assert inputs["open-mpi 4.1.7"] == {"sha256": "3" * 64}
-    # What only served the build is no part of the image, and yet an input.
+    # A package that only served the build is no part of the image, and yet an input.
     assert inputs["gdrcopy 2.4"] == {"gitCommit": "4" * 40}
     assert "pkg:generic/gdrcopy@2.4" not in {
-        each.purl.partition("?")[0] for each in proven.bill.components
+        component.purl.partition("?")[0] for component in proven.bill.components
     }
 
 
 def test_every_input_has_a_digest(proven: Proven) -> None:
     definition = proven.documents()["provenance.json"]["buildDefinition"]
     assert [
-        each["name"] for each in definition["resolvedDependencies"] if not each.get("digest")
+        dependency["name"]
+        for dependency in definition["resolvedDependencies"]
+        if not dependency.get("digest")
     ] == []
 
 
 def test_only_the_file_of_the_installed_version_lends_its_hash(bill: BillOfMaterials) -> None:
-    hashes = {each.name: each.sha256 for each in bill.components if each.kind == "python"}
+    hashes = {
+        component.name: component.sha256
+        for component in bill.components
+        if component.kind == "python"
+    }
     assert hashes == {"torch": "1" * 64, "Jinja2": "", "filelock": ""}
 
 
 def test_debian_packages_are_those_that_are_installed(bill: BillOfMaterials) -> None:
-    debian = {each.name: each for each in bill.components if each.kind == "deb"}
+    debian = {component.name: component for component in bill.components if component.kind == "deb"}
     assert set(debian) == {"libssl3", "libstdc++6"}
     assert debian["libssl3"].licenses == ("Apache-2.0", "GPL-2+ or Artistic")
     assert debian["libstdc++6"].licenses == ()
@@ -95,9 +102,9 @@ def test_debian_packages_are_those_that_are_installed(bill: BillOfMaterials) -> 
 
 def test_copies_of_distributions_inside_others_are_listed(bill: BillOfMaterials) -> None:
     copies = [
-        (each.name, each.version)
-        for each in bill.components
-        if dict(each.properties).get("inside") == "setuptools"
+        (component.name, component.version)
+        for component in bill.components
+        if dict(component.properties).get("inside") == "setuptools"
     ]
     assert copies == [("Jinja2", "3.0.0")]
 
@@ -111,7 +118,8 @@ def test_the_document_says_who_wrote_it_and_who_supplied_what(proven: Proven) ->
     document = proven.documents()["sbom.cdx.json"]
     assert document["metadata"]["authors"] == [{"name": "https://ci.example/builder"}]
     suppliers = {
-        each["name"]: each.get("supplier", {}).get("name", "") for each in document["components"]
+        component["name"]: component.get("supplier", {}).get("name", "")
+        for component in document["components"]
     }
     assert suppliers["libssl3"] == "Debian OpenSSL Team <team@example.org>"
     assert suppliers["torch"] == "The PyTorch Team"
@@ -120,14 +128,15 @@ def test_the_document_says_who_wrote_it_and_who_supplied_what(proven: Proven) ->
 def test_a_change_of_the_contents_changes_the_documents_number(bill: BillOfMaterials) -> None:
     other = replace(bill, components=bill.components[:-1])
     first, again, changed = (
-        make_cyclonedx(each, builder=BUILDER, time=0) for each in (bill, bill, other)
+        make_cyclonedx(document_bill, builder=BUILDER, time=0)
+        for document_bill in (bill, bill, other)
     )
     assert first == again
     assert first["serialNumber"] != changed["serialNumber"]
 
 
 def test_an_image_that_says_no_package_is_refused(
-    facts: Facts, found: packages.PackagesAnswer
+    facts: Facts, packages_answer: packages.PackagesAnswer
 ) -> None:
     request = Request(framework="pytorch", cuda="cpu")
     plan = make_plan(request, facts)
@@ -137,7 +146,7 @@ def test_an_image_that_says_no_package_is_refused(
     image = BuiltImage(
         reference=plan.tags[0], identifier="sha256:1", size=1, labels={}, environment={}
     )
-    silent: packages.PackagesAnswer = {**found, "system": []}
+    silent: packages.PackagesAnswer = {**packages_answer, "system": []}
     with pytest.raises(ProofError, match="cannot list its packages"):
         make_target_bill(build, image, silent, base_identifier="", launcher=launcher)
 
@@ -166,7 +175,7 @@ def test_packages_of_rpm() -> None:
         ("Expat", "MIT"),
         ("MIT License", "MIT"),
         ("Apache-2.0 WITH LLVM-exception", "Apache-2.0 WITH LLVM-exception"),
-        # Nobody knows which one is meant, so nobody is told one.
+        # The name has two meanings, so no package is named.
         ("BSD", ""),
         ("public-domain", ""),
         ("GPL-3+ with Bison exception", ""),

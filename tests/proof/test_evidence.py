@@ -1,5 +1,5 @@
-"""Records of test runs: what `tools/evidence.py` writes, what a statement of
-one says, and which are refused.
+"""Test records of test runs: the output of `tools/evidence.py`, the statement of one, and the
+refused ones.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def recorded(checkout: Path, *steps: str) -> tuple[int, dict[str, Any]]:
         "tools/evidence.py",
         "run",
         "make toys",
-        *(each.format(python=sys.executable) for each in steps),
+        *(step.format(python=sys.executable) for step in steps),
     )
     done = subprocess.run(
         words, cwd=checkout, capture_output=True, text=True, check=False, timeout=300
@@ -192,7 +192,9 @@ def lines(facts: Facts, tmp_path: Path) -> list[str]:
     """Give both statements that each image has."""
     documents = tiny_proof(facts, tmp_path / "tiny").documents()
     inputs = documents["provenance.json"]["buildDefinition"]["resolvedDependencies"]
-    next(each for each in inputs if each["name"] == "checkout")["annotations"]["changed"] = False
+    next(input_row for input_row in inputs if input_row["name"] == "checkout")["annotations"][
+        "changed"
+    ] = False
     return [
         line(PROVENANCE, documents["provenance.json"]),
         line(CYCLONEDX, documents["sbom.cdx.json"]),
@@ -222,8 +224,8 @@ def test_a_statement_is_found_by_the_name_of_its_gpu(
 def test_each_part_of_the_minimum_has_to_be_tested(
     lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As in a record of `run.py --only launcher`: what passed is true, and
-    shows next to nothing.
+    """Read a record of `run.py --only launcher`: the passed tests are true, and show next to
+    nothing.
     """
     record = gpu_record()
     record["parts"] = [part for part in record["parts"] if part["name"] in ("launcher", "plugin")]
@@ -245,7 +247,9 @@ def test_an_image_without_cuda_shows_nothing_of_a_gpu(
 ) -> None:
     documents = tiny_proof(facts, tmp_path / "tiny").documents()
     bill = documents["sbom.cdx.json"]
-    bill["components"] = [each for each in bill["components"] if "cuda" not in each["name"]]
+    bill["components"] = [
+        component for component in bill["components"] if "cuda" not in component["name"]
+    ]
     before, bill["serialNumber"] = bill["serialNumber"], serial_number(bill)
     text = json.dumps(documents["provenance.json"]).replace(before, bill["serialNumber"])
     evidence = line(EVIDENCE, statement(gpu_record()))
@@ -258,13 +262,15 @@ def test_an_image_without_cuda_shows_nothing_of_a_gpu(
 def test_the_minimum_is_what_the_page_of_the_suite_says() -> None:
     folder = Path(__file__).parents[1] / "gpu"
     page = (folder / "README.md").read_text(encoding="utf-8")
-    said = next(each for each in page.split("\n\n") if "`build.py verify --gpu` demands" in each)
-    assert re.findall(r"`([a-z_]+)`", said) == list(GPU_PARTS)
+    paragraph = next(
+        part for part in page.split("\n\n") if "`build.py verify --gpu` demands" in part
+    )
+    assert re.findall(r"`([a-z_]+)`", paragraph) == list(GPU_PARTS)
     assert all((folder / f"{part}.py").is_file() for part in GPU_PARTS)
 
 
 def at(*path: str | int, value: Any) -> Callable[[dict[str, Any]], None]:
-    """Return what sets a value inside a predicate."""
+    """Return a function that sets a value inside a predicate."""
 
     def change(predicate: dict[str, Any]) -> None:
         place: Any = predicate
@@ -276,8 +282,8 @@ def at(*path: str | int, value: Any) -> Callable[[dict[str, Any]], None]:
 
 
 def written_again(*path: str | int, value: Any) -> Callable[[dict[str, Any]], None]:
-    """Return what sets a value inside the record, with the digest that follows:
-    another run, not an edit.
+    """Return a function that sets a value inside the record, with the digest that follows: another
+    run, not an edit.
     """
 
     def change(predicate: dict[str, Any]) -> None:
@@ -333,7 +339,7 @@ def test_what_was_changed_or_does_not_fit_is_refused(
     policy = ("--gpu", "H100", "--unchanged")
     changed, good = line(EVIDENCE, predicate), line(EVIDENCE, statement(gpu_record()))
     assert check(tmp_path, [*lines, changed], *policy) == ProofError.exit_status
-    # Beside a good one it takes nothing away.
+    # Beside a good statement a bad one takes nothing away.
     assert check(tmp_path, [*lines, changed, good], *policy) == 0
 
 

@@ -1,5 +1,5 @@
-"""The proof of an extended image: what came with its base stays the base's, and
-what was added is the image's own.
+"""Test the proof of an extended image: the packages of its base stay the base's, and the added ones
+are the image's own.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ IMAGE = BuiltImage(
 )
 
 
-def extended(found: packages.PackagesAnswer, base: tuple[ListedComponent, ...]) -> Proven:
-    bill = make_extension_bill(PLAN, IMAGE, found, base)
+def extended(packages_answer: packages.PackagesAnswer, base: tuple[ListedComponent, ...]) -> Proven:
+    bill = make_extension_bill(PLAN, IMAGE, packages_answer, base)
     rendering = Rendering(dockerfile="FROM base\n", files=(), stage_components={})
     checkout = Checkout(commit="7" * 40, changed=False, files={"templates/extend.j2": "8" * 64})
 
@@ -85,7 +85,7 @@ def extended(found: packages.PackagesAnswer, base: tuple[ListedComponent, ...]) 
 
 @pytest.fixture(scope="module")
 def answer(tmp_path_factory: pytest.TempPathFactory) -> packages.PackagesAnswer:
-    """Give what the extended image says of itself."""
+    """Return the extended image's answer about itself."""
     return ask(make_tree(tmp_path_factory.mktemp("extended"), ADDED))
 
 
@@ -105,11 +105,14 @@ def test_the_standards_readers_take_them(extension: Proven) -> None:
     texts = extension.texts()
     assert cyclonedx_problems(texts["sbom.cdx.json"]) is None
     assert cyclonedx_packages(texts["sbom.cdx.json"]) == {
-        each.purl for each in extension.bill.components
+        component.purl for component in extension.bill.components
     }
     definition = read_provenance(extension.provenance()).build_definition
     assert definition.build_type == "urn:trainworks:extend:1"
-    digests = {each.name: dict(each.digest) for each in definition.resolved_dependencies}
+    digests = {
+        resolved_dependency.name: dict(resolved_dependency.digest)
+        for resolved_dependency in definition.resolved_dependencies
+    }
     assert digests["base image"] == {"sha256": "d" * 64}
     assert digests["templates/extend.j2"] == {"sha256": "8" * 64}
     assert {"requirements", "build context", "checkout", "/opt/ml/code/train.py"} < set(digests)
@@ -120,24 +123,27 @@ def test_what_came_with_the_base_is_the_bases_with_its_hashes(
     extension: Proven, proven: Proven
 ) -> None:
     document = extension.documents()["sbom.cdx.json"]
-    components = {each["bom-ref"]: each for each in document["components"]}
-    depends = {each["ref"]: set(each["dependsOn"]) for each in document["dependencies"]}
+    components = {component["bom-ref"]: component for component in document["components"]}
+    depends = {
+        dependency["ref"]: set(dependency["dependsOn"]) for dependency in document["dependencies"]
+    }
     base = document["components"][0]["bom-ref"]
     assert base.startswith(
         f"pkg:oci/pytorch@sha256:{'d' * 64}?repository_url=host.example:5000/team/pytorch"
     )
     own = {
-        components[each]["name"] for each in depends[document["metadata"]["component"]["bom-ref"]]
+        components[reference]["name"]
+        for reference in depends[document["metadata"]["component"]["bom-ref"]]
     }
     assert own == {
         "host.example:5000/team/pytorch",
         *("six", "greeting", "of-nobody"),
         *("/opt/ml/code/train.py", "/opt/ml/code/lib/one.py"),
     }
-    assert {components[each]["name"] for each in depends[base]} == {
-        each.name for each in proven.bill.components
+    assert {components[reference]["name"] for reference in depends[base]} == {
+        component.name for component in proven.bill.components
     }
-    torch = next(each for each in document["components"] if each["name"] == "torch")
+    torch = next(component for component in document["components"] if component["name"] == "torch")
     assert torch["hashes"] == [{"alg": "SHA-256", "content": "1" * 64}]
     assert torch["bom-ref"] in depends[base]
     (ancestor,) = document["metadata"]["component"]["pedigree"]["ancestors"]
@@ -145,31 +151,38 @@ def test_what_came_with_the_base_is_the_bases_with_its_hashes(
 
 
 def test_what_the_lock_allows_is_said(extension: Proven) -> None:
-    found = {each.name: each for each in extension.bill.components if each.kind == "python"}
-    assert found["greeting"].sha256 == "9" * 64
-    # pip chose one of two files, and nobody wrote down which.
-    assert found["six"].sha256 == ""
-    assert dict(found["six"].properties)["one-of-sha256"] == f"{'0' * 64} {'1' * 64}"
-    assert (found["of-nobody"].sha256, "one-of-sha256" in dict(found["of-nobody"].properties)) == (
+    components_by_name = {
+        component.name: component
+        for component in extension.bill.components
+        if component.kind == "python"
+    }
+    assert components_by_name["greeting"].sha256 == "9" * 64
+    # pip chose one of two files, and no record says which.
+    assert components_by_name["six"].sha256 == ""
+    assert dict(components_by_name["six"].properties)["one-of-sha256"] == f"{'0' * 64} {'1' * 64}"
+    assert (
+        components_by_name["of-nobody"].sha256,
+        "one-of-sha256" in dict(components_by_name["of-nobody"].properties),
+    ) == (
         "",
         False,
     )
 
 
 def test_the_packages_of_a_base_that_was_not_built_here_have_no_hashes(
-    found: packages.PackagesAnswer, answer: packages.PackagesAnswer
+    packages_answer: packages.PackagesAnswer, answer: packages.PackagesAnswer
 ) -> None:
-    extension = extended(answer, list_package_components(BASE.reference, found, {}))
-    torch = next(each for each in extension.bill.components if each.name == "torch")
+    extension = extended(answer, list_package_components(BASE.reference, packages_answer, {}))
+    torch = next(component for component in extension.bill.components if component.name == "torch")
     assert (torch.inherited, torch.sha256) == (True, "")
     assert cyclonedx_problems(extension.texts()["sbom.cdx.json"]) is None
 
 
 def test_a_base_without_a_registry_is_known_by_its_configuration(
-    found: packages.PackagesAnswer,
+    packages_answer: packages.PackagesAnswer,
 ) -> None:
     plan = replace(PLAN, base=replace(BASE, reference="my/base", digest=""))
-    base = make_extension_bill(plan, IMAGE, found, ()).components[0]
+    base = make_extension_bill(plan, IMAGE, packages_answer, ()).components[0]
     assert (base.name, base.version, base.sha256) == ("my/base", BASE.identifier, "a" * 64)
 
 

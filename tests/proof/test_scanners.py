@@ -1,4 +1,5 @@
-"""What scanners read from our bills of materials, field by field as their public sources read it.
+"""Test the fields that scanners read from our bills of materials, as their public sources read
+them.
 
 None of them can be installed from a package index, so none is run. The sources are named in
 `attestation/components.py`.
@@ -22,19 +23,19 @@ TRIVY = "aquasecurity:trivy:"
 @pytest.fixture(scope="module")
 def components(proven: Proven) -> list[dict[str, Any]]:
     """Give the components of the CycloneDX document."""
-    found: list[dict[str, Any]] = proven.documents()["sbom.cdx.json"]["components"]
-    return found
+    bom_components: list[dict[str, Any]] = proven.documents()["sbom.cdx.json"]["components"]
+    return bom_components
 
 
 @pytest.fixture(scope="module")
-def amazon(facts: Facts, found: packages.PackagesAnswer) -> list[dict[str, Any]]:
+def amazon(facts: Facts, packages_answer: packages.PackagesAnswer) -> list[dict[str, Any]]:
     """Give the components of an image of Amazon Linux."""
     rows = rpm_listing(
         "openssl-libs\t1:3.0.8-1.amzn2023.0.18\tx86_64\topenssl-3.0.8-1.amzn2023.0.18.src.rpm\tASL"
         " 2.0\n"
     )
     answer: packages.PackagesAnswer = {
-        **found,
+        **packages_answer,
         "kind": "rpm",
         "distribution": "amzn",
         "version": "2023",
@@ -47,8 +48,8 @@ def amazon(facts: Facts, found: packages.PackagesAnswer) -> list[dict[str, Any]]
 
 
 def named(components: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    (found,) = [each for each in components if each["name"] == name]
-    return found
+    (component,) = [row for row in components if row["name"] == name]
+    return component
 
 
 def properties(component: dict[str, Any], prefix: str) -> dict[str, str]:
@@ -66,7 +67,7 @@ def qualifiers(component: dict[str, Any]) -> dict[str, str]:
 
 def test_the_only_operating_system_is_the_distribution(components: list[dict[str, Any]]) -> None:
     """syft and trivy take the first component of this type, and no other, for the distribution."""
-    (system,) = [each for each in components if each["type"] == "operating-system"]
+    (system,) = [component for component in components if component["type"] == "operating-system"]
     assert (system["name"], system["version"]) == ("debian", "12")
     assert properties(system, "syft:") == {"distro:id": "debian", "distro:versionID": "12"}
     assert properties(system, TRIVY) == {"Class": "os-pkgs", "Type": "debian"}
@@ -119,10 +120,10 @@ def test_trivy_reads_its_properties(components: list[dict[str, Any]]) -> None:
     ],
 )
 def test_trivy_reads_a_version_in_three_parts(
-    version: str, parts: dict[str, str], facts: Facts, found: packages.PackagesAnswer
+    version: str, parts: dict[str, str], facts: Facts, packages_answer: packages.PackagesAnswer
 ) -> None:
-    row: packages.SystemPackage = {**found["system"][0], "source_version": version}
-    document = prove(facts, {**found, "system": [row]}).documents()["sbom.cdx.json"]
+    row: packages.SystemPackage = {**packages_answer["system"][0], "source_version": version}
+    document = prove(facts, {**packages_answer, "system": [row]}).documents()["sbom.cdx.json"]
     read = properties(named(document["components"], row["name"]), TRIVY)
     assert {
         name: value
@@ -132,7 +133,7 @@ def test_trivy_reads_a_version_in_three_parts(
 
 
 def test_amazon_linux_is_named_as_each_scanner_names_it(amazon: list[dict[str, Any]]) -> None:
-    (system,) = [each for each in amazon if each["type"] == "operating-system"]
+    (system,) = [component for component in amazon if component["type"] == "operating-system"]
     assert (system["name"], system["version"]) == ("amazon", "2023")
     assert properties(system, "syft:") == {"distro:id": "amzn", "distro:versionID": "2023"}
     package = named(amazon, "openssl-libs")
@@ -155,8 +156,8 @@ def test_amazon_linux_is_named_as_each_scanner_names_it(amazon: list[dict[str, A
 
 def test_copies_inside_other_packages_are_listed(components: list[dict[str, Any]]) -> None:
     own, copy = sorted(
-        (each for each in components if each["name"] == "Jinja2"),
-        key=lambda each: "inside" in str(each),
+        (component for component in components if component["name"] == "Jinja2"),
+        key=lambda component: "inside" in str(component),
     )
     assert (own["version"], copy["version"]) == ("3.1.6", "3.0.0")
     assert copy["purl"] == "pkg:pypi/jinja2@3.0.0"
@@ -165,18 +166,25 @@ def test_copies_inside_other_packages_are_listed(components: list[dict[str, Any]
 
 
 def test_a_copy_of_the_same_version_is_another_component_and_no_dependency(
-    facts: Facts, found: packages.PackagesAnswer
+    facts: Facts, packages_answer: packages.PackagesAnswer
 ) -> None:
-    rows = [{**row, "version": "3.1.6"} if row["inside"] else row for row in found["python"]]
-    document = prove(facts, {**found, "python": rows}).documents()["sbom.cdx.json"]  # type: ignore[typeddict-item]
-    own, copy = (each for each in document["components"] if each["name"] == "Jinja2")
+    rows = []
+    for row in packages_answer["python"]:
+        rows.append({**row, "version": "3.1.6"} if row["inside"] else row)
+    answer: packages.PackagesAnswer = {**packages_answer, "python": rows}
+    document = prove(facts, answer).documents()["sbom.cdx.json"]
+    own, copy = (component for component in document["components"] if component["name"] == "Jinja2")
     assert (
         "inside" in properties(own, "trainworks:"),
         "inside" in properties(copy, "trainworks:"),
     ) == (False, True)
     assert (own["bom-ref"], copy["bom-ref"]) == ("pkg:pypi/jinja2@3.1.6", "pkg:pypi/jinja2@3.1.6#2")
     torch = named(document["components"], "torch")["bom-ref"]
-    (depends,) = [each["dependsOn"] for each in document["dependencies"] if each["ref"] == torch]
+    (depends,) = [
+        dependency["dependsOn"]
+        for dependency in document["dependencies"]
+        if dependency["ref"] == torch
+    ]
     assert depends == ["pkg:pypi/jinja2@3.1.6"]
 
 

@@ -21,8 +21,8 @@ IMAGE = ADDRESS.rpartition(":")[2]
 
 
 def line(kind: str, predicate: Mapping[str, Any], image: str = IMAGE) -> str:
-    """Return what ``cosign verify-attestation`` 2.5 prints of a statement: its
-    envelope, in one line.
+    """Return the output of ``cosign verify-attestation`` 2.5 for a statement: its envelope, in one
+    line.
     """
     statement = {
         "_type": "https://in-toto.io/Statement/v0.1",
@@ -126,8 +126,8 @@ def test_a_policy_is_demanded(
 def test_one_of_several_proofs_that_holds_is_enough(
     lines: list[str], other: str, tmp_path: Path
 ) -> None:
-    """A corrected builder, a second party: what is attached cannot be removed
-    in many registries.
+    """Accept a corrected builder, a second party: an attachment cannot be removed in many
+    registries.
     """
     both = [other, *lines, line("https://tests.example/result", {}), line(PROVENANCE, {}, "b" * 64)]
     for builder in ("https://ci.example/builder", "https://other.example"):
@@ -138,9 +138,9 @@ def test_one_of_several_proofs_that_holds_is_enough(
 def test_documents_of_another_image_that_were_signed_for_this_one(
     lines: list[str], facts: Facts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A wrong variable in CI: cosign signs whatever it is given for whatever image it is told."""
+    """Sign with a wrong variable in CI: cosign signs any document for any image."""
 
-    def said_of(*documents: str) -> str:
+    def message_of(*documents: str) -> str:
         assert check(tmp_path, list(documents)) == ProofError.exit_status
         return capsys.readouterr().err
 
@@ -148,15 +148,15 @@ def test_documents_of_another_image_that_were_signed_for_this_one(
         facts, tmp_path / "other", f"r.example.org/team/image@sha256:{'b' * 64}"
     ).documents()
     materials = line(CYCLONEDX, other["sbom.cdx.json"])
-    assert f"the bill of materials is about another image: sha256:{'b' * 64}" in said_of(
+    assert f"the bill of materials is about another image: sha256:{'b' * 64}" in message_of(
         line(PROVENANCE, other["provenance.json"]), materials
     )
-    assert "the bill of materials is about another image" in said_of(lines[0], materials)
-    assert "the provenance is of another bill of materials" in said_of(
+    assert "the bill of materials is about another image" in message_of(lines[0], materials)
+    assert "the provenance is of another bill of materials" in message_of(
         line(PROVENANCE, other["provenance.json"]), lines[1]
     )
     nowhere = tiny_proof(facts, tmp_path / "nowhere", "").documents()
-    assert "write it with `prove --pushed ADDRESS`" in said_of(
+    assert "write it with `prove --pushed ADDRESS`" in message_of(
         lines[0], line(CYCLONEDX, nowhere["sbom.cdx.json"])
     )
     # Those of both images side by side: the ones of this image are found.
@@ -193,7 +193,9 @@ def test_what_does_not_say_that_nothing_was_changed_says_that_it_was(
 ) -> None:
     predicate = proven.provenance()
     inputs = predicate["buildDefinition"]["resolvedDependencies"]
-    next(each for each in inputs if each["name"] == "checkout")["annotations"]["changed"] = 0
+    next(input_row for input_row in inputs if input_row["name"] == "checkout")["annotations"][
+        "changed"
+    ] = 0
     assert check(tmp_path, [line(PROVENANCE, predicate), lines[1]]) == 0
     assert (
         check(tmp_path, [line(PROVENANCE, predicate), lines[1]], "--unchanged")
@@ -202,7 +204,7 @@ def test_what_does_not_say_that_nothing_was_changed_says_that_it_was(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("{}", "line 3: not an envelope"),
         ("{" * 100_000, "line 3: not an envelope"),
@@ -214,10 +216,10 @@ def test_what_does_not_say_that_nothing_was_changed_says_that_it_was(
     ids=["empty", "open", "deep", "not base64", "a number", "deep payload"],
 )
 def test_what_cosign_does_not_print_is_refused(
-    lines: list[str], text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    lines: list[str], text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert check(tmp_path, [*lines, text]) == ProofError.exit_status
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("predicate", [{}, {"buildDefinition": {"resolvedDependencies": [5]}}, []])

@@ -1,5 +1,5 @@
-"""What the tests of pushes share: a registry with TLS and a login, and this
-machine's own login there.
+"""Share a registry with TLS and a login, and this machine's own login there, among the tests of
+pushes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ QUICK = Patience(attempts=3, pause=0.01)
 
 @pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """Give a certificate authority that nobody else trusts.
+    """Return a certificate authority that only these tests trust.
 
     Its server may be a registry of ECR too.
     """
@@ -90,7 +90,7 @@ def logged_in(tmp_path: Path, request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def lines() -> list[str]:
-    """Give what ``registries`` report."""
+    """Return the lines that ``registries`` report."""
     return []
 
 
@@ -104,16 +104,16 @@ def registries(lines: list[str]) -> Iterator[Registries]:
 @pytest.fixture
 def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Authority]:
     """Give a name of this machine that is no loopback address in itself, and its certificate."""
-    found = next(
-        (each for each in (socket.gethostname(), "localhost.localdomain") if _is_here(each)), None
+    host_name = next(
+        (name for name in (socket.gethostname(), "localhost.localdomain") if _is_here(name)), None
     )
-    if found is None:
+    if host_name is None:
         pytest.skip("NOT TESTED: this machine has no name for a loopback address beside localhost")
     folder = tmp_path / "authority"
     folder.mkdir()
-    authority = make_authority(folder, found)
+    authority = make_authority(folder, host_name)
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.bundle))
-    return found, authority
+    return host_name, authority
 
 
 def _is_here(name: str) -> bool:

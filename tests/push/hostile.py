@@ -1,5 +1,5 @@
-"""A registry in memory that does what a test says: it fails, pages, slows down,
-sends elsewhere, or lies.
+"""A registry in memory with the behaviour of a test: it fails, pages, slows down, sends elsewhere,
+or lies.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def as_json(value: object) -> bytes:
 
 @dataclass
 class Hostile:
-    """A registry: what it has, what it was asked, and how it behaves.
+    """A registry: its content, the requests to it, and its behaviour.
 
     Attributes:
-        login: Whether it wants the login of the tests.
-        deletes: Whether it removes manifests; Debian's does not, unless it is told to.
-        page: How many referrers it lists at once; 0: all.
+        login: Whether the registry wants the login of the tests.
+        deletes: Whether the registry removes manifests; Debian's does not, unless it is told to.
+        page: How many referrers the registry lists at once; 0: all.
         fault: Comes first at each request.
         location: The address that an upload goes to, given that of its own.
         seen: Method, path and ``Authorization`` of each request.
@@ -79,11 +79,11 @@ class Hostile:
         """Have a small image; return its descriptor."""
         kind = "application/vnd.oci.image.config.v1+json"
         configuration = as_json(
-            {"rootfs": {"type": "layers", "diff_ids": [digest_of(each) for each in layers]}}
+            {"rootfs": {"type": "layers", "diff_ids": [digest_of(layer) for layer in layers]}}
         )
         rows = [
-            {**self.put_blob(name, each), "mediaType": "application/vnd.oci.image.layer.v1.tar"}
-            for each in layers
+            {**self.put_blob(name, layer), "mediaType": "application/vnd.oci.image.layer.v1.tar"}
+            for layer in layers
         ]
         config = {**self.put_blob(name, configuration), "mediaType": kind}
         value = {"schemaVersion": 2, "mediaType": IMAGE, "config": config, "layers": rows}
@@ -105,18 +105,18 @@ class Hostile:
         return self.put_manifest(name, value)
 
     def referrers(self, name: str, digest: str) -> list[dict[str, Any]]:
-        """Return what refers to a digest."""
-        found = {}
+        """Return the manifests that refer to a digest."""
+        descriptors = {}
         for (where, _), (kind, content) in list(self.manifests.items()):
             value = json.loads(content)
             if where == name and (value.get("subject") or {}).get("digest") == digest:
-                found[digest_of(content)] = {
+                descriptors[digest_of(content)] = {
                     "mediaType": kind,
                     "digest": digest_of(content),
                     "size": len(content),
                     "artifactType": value.get("artifactType", ""),
                 }
-        return [found[each] for each in sorted(found)]
+        return [descriptors[digest] for digest in sorted(descriptors)]
 
     def digests(self, name: str) -> set[str]:
         """Return the digests of all manifests of a repository but the claims of tags."""
@@ -132,7 +132,7 @@ class Request(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     default_request_version = "HTTP/1.1"
-    """Who begins with TLS gets an answer that says what this is, as from other servers."""
+    """A client that begins with TLS gets an answer that names HTTP, as from other servers."""
 
     server: Listener
 
@@ -167,12 +167,13 @@ class Request(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         parts = urlsplit(self.path)
         mine.seen.append((self.command, self.path, self.headers.get("Authorization", "")))
-        # What a fault leaves unread of the body is in the way of the next request: its answer says
-        # that this is the connection's last, or a client's next request may meet the end of it.
-        kept, self.close_connection = self.close_connection, True
+        # The bytes that a fault leaves unread of the body are in the way of the next request: its
+        # answer says that this is the connection's last, or a client's next request may meet the
+        # end of it.
+        closes_after, self.close_connection = self.close_connection, True
         if mine.fault(self):
             return
-        self.close_connection = kept
+        self.close_connection = closes_after
         body = self.rfile.read(length) if length else self._chunks()
         if mine.login and self.headers.get("Authorization") != BASIC:
             self.answer(401, WWW_Authenticate='Basic realm="here"')
@@ -183,8 +184,8 @@ class Request(BaseHTTPRequestHandler):
         name, kind, reference = self._split(parts.path)
         if kind == "manifests" and self.command == "PUT":
             media = self.headers.get("Content-Type", "")
-            for each in (reference, digest_of(body)):
-                mine.manifests[name, each] = media, body
+            for key in (reference, digest_of(body)):
+                mine.manifests[name, key] = media, body
             more = (
                 {"OCI_Subject": json.loads(body)["subject"]["digest"]}
                 if b'"subject"' in body
@@ -194,10 +195,12 @@ class Request(BaseHTTPRequestHandler):
         elif kind == "manifests" and self.command == "DELETE":
             self._delete(name, reference)
         elif kind == "manifests":
-            found = mine.manifests.get((name, reference))
-            accepted = [each.strip() for each in (self.headers.get("Accept") or "").split(",")]
-            # As Debian's registry: what a client does not accept by name it is not told of.
-            if found is None or found[0] not in accepted:
+            entry = mine.manifests.get((name, reference))
+            accepted = [
+                media_type.strip() for media_type in (self.headers.get("Accept") or "").split(",")
+            ]
+            # As Debian's registry: a media type that a client does not accept by name is not sent.
+            if entry is None or entry[0] not in accepted:
                 self.answer(
                     404,
                     as_json(
@@ -206,7 +209,7 @@ class Request(BaseHTTPRequestHandler):
                 )
             else:
                 self.answer(
-                    200, found[1], Content_Type=found[0], Docker_Content_Digest=digest_of(found[1])
+                    200, entry[1], Content_Type=entry[0], Docker_Content_Digest=digest_of(entry[1])
                 )
         elif kind == "referrers":
             self._referrers(name, reference, int(parse_qs(parts.query).get("from", ["0"])[0]))
@@ -232,7 +235,7 @@ class Request(BaseHTTPRequestHandler):
         No registry of this kind removes a tag alone.
         """
         mine = self.mine
-        kept = {
+        remaining = {
             key: row
             for key, row in mine.manifests.items()
             if key[0] != name or digest_of(row[1]) != digest
@@ -242,7 +245,7 @@ class Request(BaseHTTPRequestHandler):
                 405, as_json({"errors": [{"code": "UNSUPPORTED", "message": "no deletion"}]})
             )
         else:
-            mine.manifests = kept
+            mine.manifests = remaining
             self.answer(202)
 
     def _chunks(self) -> bytes:
@@ -344,7 +347,7 @@ def hostile_registry(
     """Run such a registry for the time of the block.
 
     Args:
-        name: The host that it is known by; it listens on loopback.
+        name: The registry's name for clients; the server listens on loopback.
     """
     mine = Hostile()
     listener = Listener(mine, authority, "127.0.0.1")

@@ -1,6 +1,6 @@
 """A real registry on loopback, Debian's, with TLS and a login.
 
-It can be killed, restarted and made read-only.
+The registry can be killed, restarted and made read-only.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ Bcrypt, made by htpasswd.
 
 def program() -> str:
     """Return docker-registry's program; skips where there is none."""
-    found = shutil.which("docker-registry") or shutil.which(
+    program_path = shutil.which("docker-registry") or shutil.which(
         ROOT / ".cache/registry/usr/bin/docker-registry"
     )
-    if found is None:
+    if program_path is None:
         pytest.skip("no docker-registry (tools/set-up-engine all): pushes are not tried")
-    return found
+    return program_path
 
 
 def wait_until_it_answers(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
@@ -78,7 +78,7 @@ class RegistryServer:
 
     @property
     def log(self) -> str:
-        """What it wrote: each request with its status."""
+        """Return the registry's own log: each request with its status."""
         return (self.folder / "log").read_text(encoding="utf-8")
 
     def start(self, *, read_only: bool = False) -> None:
@@ -105,7 +105,7 @@ class RegistryServer:
         wait_until_it_answers(self.process, self.port, self.folder / "log")
 
     def kill(self) -> None:
-        """End it without a chance to put anything in order."""
+        """End the registry without a chance to put anything in order."""
         if self.process is not None:
             self.process.kill()
             self.process.wait(30)
@@ -138,7 +138,7 @@ def registry_server(folder: Path, authority: Authority) -> Iterator[RegistryServ
 
 
 def docker_configuration(folder: Path, logins: dict[str, tuple[str, str]]) -> Path:
-    """Write what ``docker login`` would have written; return its folder."""
+    """Write the file that ``docker login`` would have written; return its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     auths = {
         host: {"auth": base64.b64encode(f"{user}:{password}".encode()).decode()}
@@ -155,7 +155,7 @@ class Tunnel:
 
     def __init__(self, port: int) -> None:
         self._target = port
-        self.asked: list[str] = []
+        self.requested_hosts: list[str] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._accepting = threading.Thread(target=self._accept, daemon=True)
@@ -177,7 +177,7 @@ class Tunnel:
                 if not more:
                     return
                 head += more
-            self.asked.append(head.split()[1].decode())
+            self.requested_hosts.append(head.split()[1].decode())
             with socket.create_connection(("127.0.0.1", self._target)) as server:
                 client.sendall(b"HTTP/1.1 200 here it is\r\n\r\n")
                 back = threading.Thread(target=self._pump, args=(server, client), daemon=True)

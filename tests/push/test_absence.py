@@ -64,11 +64,11 @@ SPOILED: dict[str, Callable[[Request], bool]] = {
     "a redirect in a circle": lambda request: request.answer(307, Location=request.path),
     "nothing": lambda request: not request.connection.close(),
 }
-"""What answers to the question for a tag instead of the registry."""
+"""Wrong answers to the question for a tag, as of a proxy, a portal or a broken registry."""
 
 
 @pytest.fixture
-def asked() -> Iterator[Hostile]:
+def registry() -> Iterator[Hostile]:
     """Give a registry in memory that has an image under two names; oras is not needed to ask it."""
     with hostile_registry() as mine:
         mine.put_image("released", b"one", tag="v1")
@@ -78,21 +78,23 @@ def asked() -> Iterator[Hostile]:
 
 @pytest.mark.parametrize("name", SPOILED)
 def test_what_is_not_known_to_be_absent_is_an_error(
-    name: str, asked: Hostile, registries: Registries
+    name: str, registry: Hostile, registries: Registries
 ) -> None:
-    asked.fault = lambda request: "/released/manifests/" in request.path and SPOILED[name](request)
+    registry.fault = lambda request: (
+        "/released/manifests/" in request.path and SPOILED[name](request)
+    )
     with pytest.raises(RegistryError) as caught:
-        registries.find_manifest(f"{asked.host}/released", "v1")
+        registries.find_manifest(f"{registry.host}/released", "v1")
     assert "has no v1" not in str(caught.value)
-    assert f"{asked.host}" in str(caught.value)
+    assert f"{registry.host}" in str(caught.value)
 
 
 @pytest.mark.parametrize("code", ["MANIFEST_UNKNOWN", "NAME_UNKNOWN"])
 def test_what_the_registry_says_is_absent(
-    code: str, asked: Hostile, registries: Registries
+    code: str, registry: Hostile, registries: Registries
 ) -> None:
-    asked.fault = lambda request: request.path != "/v2/" and request.answer(404, problem(code))
-    assert registries.find_manifest(f"{asked.host}/released", "v2") is None
+    registry.fault = lambda request: request.path != "/v2/" and request.answer(404, problem(code))
+    assert registries.find_manifest(f"{registry.host}/released", "v2") is None
 
 
 @pytest.mark.parametrize(
@@ -106,7 +108,7 @@ def test_what_the_registry_says_is_absent(
     ids=["not in the list", "on the second page", "an empty list", "no list"],
 )
 def test_harbors_own_code_counts_if_the_list_of_tags_agrees(
-    pages: list[object], absent: bool, asked: Hostile, registries: Registries
+    pages: list[object], absent: bool, registry: Hostile, registries: Registries
 ) -> None:
     def harbor(request: Request) -> bool:
         parts = urlsplit(request.path)
@@ -120,8 +122,8 @@ def test_harbors_own_code_counts_if_the_list_of_tags_agrees(
         )
         return request.answer(200, as_json({"name": "released", "tags": pages[page]}), **more)
 
-    asked.fault = harbor
-    place = f"{asked.host}/released"
+    registry.fault = harbor
+    place = f"{registry.host}/released"
     if absent:
         assert registries.find_manifest(place, "v1") is None
     else:
@@ -129,24 +131,26 @@ def test_harbors_own_code_counts_if_the_list_of_tags_agrees(
             registries.find_manifest(place, "v1")
 
 
-def test_a_repository_that_harbor_does_not_have(asked: Hostile, registries: Registries) -> None:
-    asked.fault = lambda request: (
+def test_a_repository_that_harbor_does_not_have(registry: Hostile, registries: Registries) -> None:
+    registry.fault = lambda request: (
         request.path != "/v2/" and request.answer(404, problem("NOT_FOUND"))
     )
-    assert registries.find_manifest(f"{asked.host}/new", "v1") is None
+    assert registries.find_manifest(f"{registry.host}/new", "v1") is None
 
 
-def test_another_host_cannot_say_that_it_is_absent(asked: Hostile, registries: Registries) -> None:
-    """It may be late, or a mirror."""
+def test_another_host_cannot_say_that_it_is_absent(
+    registry: Hostile, registries: Registries
+) -> None:
+    """The other host may be late, or a mirror."""
     with hostile_registry() as other:
-        asked.fault = lambda request: (
+        registry.fault = lambda request: (
             "/manifests/" in request.path
             and request.answer(307, Location=f"{other.url}{request.path}")
         )
         with pytest.raises(RegistryError, match=f"HTTP 404 Not Found from {other.host}"):
-            registries.find_manifest(f"{asked.host}/released", "v1")
+            registries.find_manifest(f"{registry.host}/released", "v1")
         other.put_image("released", b"three", tag="v1")
-        assert registries.find_manifest(f"{asked.host}/released", "v1") is not None
+        assert registries.find_manifest(f"{registry.host}/released", "v1") is not None
 
 
 @pytest.mark.engine
@@ -156,7 +160,7 @@ def test_another_host_cannot_say_that_it_is_absent(asked: Hostile, registries: R
 def test_a_tag_that_never_moves_does_not_move(
     name: str, hostile: Hostile, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A proxy spoils what is read of the target until something is sent."""
+    """Spoil the target's answers by a proxy until something is sent."""
     hostile.put_image("released", b"one", tag="v1")
     hostile.put_image("team/image", b"two", tag="v1")
     before = dict(hostile.manifests)
@@ -177,7 +181,7 @@ def test_a_tag_that_never_moves_does_not_move(
 
 @pytest.mark.parametrize("kind", ["login", "identity", "nobody"])
 def test_a_token_is_asked_for_as_its_registry_says(
-    kind: str, asked: Hostile, registries: Registries, tmp_path: Path
+    kind: str, registry: Hostile, registries: Registries, tmp_path: Path
 ) -> None:
     forms: list[dict[str, list[str]]] = []
 
@@ -186,28 +190,29 @@ def test_a_token_is_asked_for_as_its_registry_says(
             length = int(request.headers.get("Content-Length") or 0)
             query = request.rfile.read(length).decode() if length else urlsplit(request.path).query
             forms.append(parse_qs(query))
-            return request.answer(200, as_json({"access_token" if length else "token": "t0ken"}))
+            token_key = "access_token" if length else "token"
+            return request.answer(200, as_json({token_key: "t0ken"}))
         if request.headers.get("Authorization") == "Bearer t0ken":
             return False
         scope = "repository:released:pull"
-        challenge = f'Bearer realm="{asked.url}/token",service="here, there",scope="{scope}"'
+        challenge = f'Bearer realm="{registry.url}/token",service="here, there",scope="{scope}"'
         return request.answer(401, WWW_Authenticate=challenge)
 
-    asked.fault = tokens
+    registry.fault = tokens
     if kind == "login":
-        docker_configuration(tmp_path / "docker", {asked.host: (USER, PASSWORD)})
+        docker_configuration(tmp_path / "docker", {registry.host: (USER, PASSWORD)})
     elif kind == "identity":
         empty = base64.b64encode(b"00000000-0000-0000-0000-000000000000:").decode()
-        rows = {"auths": {asked.host: {"auth": empty, "identitytoken": "refresh-me"}}}
+        rows = {"auths": {registry.host: {"auth": empty, "identitytoken": "refresh-me"}}}
         (tmp_path / "docker" / "config.json").write_text(json.dumps(rows), encoding="utf-8")
-    place = f"{asked.host}/released"
+    place = f"{registry.host}/released"
     assert registries.find_manifest(place, "v1") is not None
     assert registries.find_manifest(place, "v2") is None
     assert len(forms) == 1, "a token is good for more than one question"
     assert forms[0]["scope"] == ["repository:released:pull"]
     assert forms[0]["service"] == ["here, there"]
     assert forms[0].get("refresh_token") == (["refresh-me"] if kind == "identity" else None)
-    (sent,) = [login for _, path, login in asked.seen if path.startswith("/token")]
+    (sent,) = [login for _, path, login in registry.seen if path.startswith("/token")]
     assert sent == (BASIC if kind == "login" else "")
 
 
@@ -216,21 +221,21 @@ def test_a_token_is_asked_for_as_its_registry_says(
     [(403, b"{}"), (200, b"<html>"), (200, b'{"token": 7}'), (404, problem("NAME_UNKNOWN"))],
 )
 def test_a_token_service_that_gives_none_is_an_error(
-    status: int, content: bytes, asked: Hostile, registries: Registries
+    status: int, content: bytes, registry: Hostile, registries: Registries
 ) -> None:
-    asked.fault = lambda request: (
+    registry.fault = lambda request: (
         request.answer(status, content)
         if request.path.startswith("/token")
-        else request.answer(401, WWW_Authenticate=f'Bearer realm="{asked.url}/token"')
+        else request.answer(401, WWW_Authenticate=f'Bearer realm="{registry.url}/token"')
     )
     with pytest.raises(RegistryError):
-        registries.find_manifest(f"{asked.host}/released", "v1")
+        registries.find_manifest(f"{registry.host}/released", "v1")
 
 
 def test_a_login_stays_with_its_registry(
     authority: Authority, registries: Registries, tmp_path: Path
 ) -> None:
-    """What a registry keeps elsewhere is read without it, and never without TLS."""
+    """Read from the registry's other addresses without the login, and never without TLS."""
     with (
         hostile_registry(authority) as mine,
         hostile_registry(authority) as store,
@@ -245,35 +250,35 @@ def test_a_login_stays_with_its_registry(
         store.put_image("a", b"layer", tag="v1")
 
         def moved(request: Request) -> bool:
-            there = store if "/manifests/" in request.path else clear
+            target = store if "/manifests/" in request.path else clear
             return request.headers.get("Authorization") == BASIC and request.answer(
-                307, Location=f"{there.url}{request.path}"
+                307, Location=f"{target.url}{request.path}"
             )
 
         mine.fault = moved
-        found = registries.find_manifest(f"{mine.host}/a", "v1")
-        assert found is not None
-        assert found.digest == image["digest"]
+        manifest = registries.find_manifest(f"{mine.host}/a", "v1")
+        assert manifest is not None
+        assert manifest.digest == image["digest"]
         assert [login for _, _, login in store.seen] == [""]
         with pytest.raises(RegistryError, match="address without TLS; nothing was sent there"):
-            registries.read_blob(f"{mine.host}/a", found.configuration)
+            registries.read_blob(f"{mine.host}/a", manifest.configuration)
         assert clear.seen == []
 
 
 def test_what_a_registry_repeats_of_a_login_is_not_printed(
-    asked: Hostile, registries: Registries, tmp_path: Path
+    registry: Hostile, registries: Registries, tmp_path: Path
 ) -> None:
-    docker_configuration(tmp_path / "docker", {asked.host: (USER, PASSWORD)})
-    asked.login = True
+    docker_configuration(tmp_path / "docker", {registry.host: (USER, PASSWORD)})
+    registry.login = True
     words = json.dumps(
         {"errors": [{"code": "DENIED", "message": f"{USER} with {PASSWORD} sent {BASIC}"}]}
     )
-    asked.fault = lambda request: (
+    registry.fault = lambda request: (
         "/manifests/" in request.path
         and request.headers.get("Authorization") == BASIC
         and request.answer(400, words.encode())
     )
     with pytest.raises(RegistryError) as caught:
-        registries.find_manifest(f"{asked.host}/released", "v1")
-    said = str(caught.value)
-    assert f"{USER} with *** sent Basic ***" in said, said
+        registries.find_manifest(f"{registry.host}/released", "v1")
+    message = str(caught.value)
+    assert f"{USER} with *** sent Basic ***" in message, message

@@ -1,4 +1,4 @@
-"""A proof that cosign signs, attaches and verifies, and the policy over what it says."""
+"""Test a proof that cosign signs, attaches and verifies, and the policy over cosign's answer."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Signer:
             f"{self.key}.pub",
         )
         done = [cosign(*words, "--type", kind, address) for kind in kinds]
-        return [each.returncode for each in done], "".join(each.stdout for each in done)
+        return [process.returncode for process in done], "".join(process.stdout for process in done)
 
 
 @pytest.fixture(params=["tag", "bundle"])
@@ -143,13 +143,13 @@ def test_what_cosign_signed_and_verified_is_held_to_the_policy(
     capsys.readouterr()
     words = ("--unchanged", "--commit", "1234567", "--builder", "https://me.example")
     assert check(folder, output, address, *words) == ProofError.exit_status
-    said = capsys.readouterr().err
+    captured_output = capsys.readouterr().err
     for part in (
         "a checkout with changes",
         "the commit 777",
         "the builder is https://ci.example/builder, not https://me",
     ):
-        assert part in said
+        assert part in captured_output
     # Another key: cosign prints nothing, and nothing is a refusal.
     statuses, output = other.verified(address)
     assert 0 not in statuses
@@ -195,7 +195,7 @@ def spoiled(
     """Return the blobs with one character of each signed statement or signature
     changed, and fitting manifests.
     """
-    found = dict(blobs)
+    spoiled_blobs = dict(blobs)
     for (name, reference), (kind, content) in list(hostile.manifests.items()):
         value = json.loads(content)
         for layer in value["layers"]:
@@ -206,7 +206,7 @@ def spoiled(
             place = text.index(b'":"', start) + 3 + chance.randrange(40)
             text[place] = ord("B") if text[place] == ord("A") else ord("A")
             layer["digest"], layer["size"] = digest_of(bytes(text)), len(text)
-            found[name, layer["digest"]] = bytes(text)
+            spoiled_blobs[name, layer["digest"]] = bytes(text)
         changed = as_json(value)
         if changed != content and ":" not in reference and reference != "one":
             hostile.manifests[name, reference] = kind, changed
@@ -214,7 +214,7 @@ def spoiled(
         elif changed != content and value.get("subject"):
             del hostile.manifests[name, reference]
             hostile.manifests[name, digest_of(changed)] = kind, changed
-    return found
+    return spoiled_blobs
 
 
 def test_only_an_image_that_the_registry_has_is_proven_as_pushed(

@@ -35,7 +35,7 @@ def api() -> Iterator[str]:
 
 @pytest.fixture
 def tunnel(server: RegistryServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tunnel]:
-    """Lead what is asked of ECR's host to our registry."""
+    """Lead the requests for ECR's host to our registry."""
     mine = Tunnel(server.port)
     for name in ("HTTPS_PROXY", "https_proxy"):
         monkeypatch.setenv(name, mine.address)
@@ -85,21 +85,20 @@ def test_a_repository_is_made_on_demand_and_aws_gives_the_login(
         "1.0-20261121",
     ]
     assert main([*words, "--moving-tag", "1.0"]) == 0
-    said = capsys.readouterr()
-    assert said.out == f"{HOST}/released/image@{image['digest']}\n"
+    captured = capsys.readouterr()
+    assert captured.out == f"{HOST}/released/image@{image['digest']}\n"
     for tag in ("1.0-20261121", "1.0"):
-        assert f"  {HOST}/released/image:{tag}\n" in said.err
-    assert "created, with scan on push" in said.err
-    assert set(tunnel.asked) == {f"{HOST}:443"}
+        assert f"  {HOST}/released/image:{tag}\n" in captured.err
+    assert "created, with scan on push" in captured.err
+    assert set(tunnel.requested_hosts) == {f"{HOST}:443"}
     client = boto3.client("ecr", region_name=REGION)
-    (made,) = client.describe_repositories(repositoryNames=["released/image"])["repositories"]
-    assert made["imageScanningConfiguration"] == {"scanOnPush": True}
-    assert made["imageTagMutability"] == "MUTABLE_WITH_EXCLUSION"
-    assert made["imageTagMutabilityExclusionFilters"] == [
+    (repository,) = client.describe_repositories(repositoryNames=["released/image"])["repositories"]
+    assert repository["imageScanningConfiguration"] == {"scanOnPush": True}
+    assert repository["imageTagMutability"] == "MUTABLE_WITH_EXCLUSION"
+    assert repository["imageTagMutabilityExclusionFilters"] == [
         {"filterType": "WILDCARD", "filter": "*.*-20*"}
     ]
-    # A rule for images without a tag would remove what is attached to images:
-    # attachments have none.
+    # A rule for images without a tag would remove the attachments of images: they have none.
     with pytest.raises(client.exceptions.LifecyclePolicyNotFoundException):
         client.get_lifecycle_policy(repositoryName="released/image")
     # A repository that is there stays as it is.
@@ -109,12 +108,14 @@ def test_a_repository_is_made_on_demand_and_aws_gives_the_login(
     assert main(words) == 0
     again = capsys.readouterr()
     assert "created" not in again.err
-    (kept,) = client.describe_repositories(repositoryNames=["released/image"])["repositories"]
-    assert kept["imageScanningConfiguration"] == {"scanOnPush": False}
+    (kept_repository,) = client.describe_repositories(repositoryNames=["released/image"])[
+        "repositories"
+    ]
+    assert kept_repository["imageScanningConfiguration"] == {"scanOnPush": False}
     token = client.get_authorization_token()["authorizationData"][0]["authorizationToken"]
     client.close()
     for secret in (SECRET, PASSWORD, token, base64.b64decode(token).decode().partition(":")[2]):
-        assert secret not in said.out + said.err + again.out + again.err + server.log
+        assert secret not in captured.out + captured.err + again.out + again.err + server.log
 
 
 @pytest.mark.usefixtures("aws")
@@ -146,12 +147,13 @@ def test_what_aws_refuses_is_one_clear_error(
     monkeypatch.setenv("AWS_ENDPOINT_URL_ECR", plain_server.url)
     hostile.put_image("team/image", b"a layer")
     assert main(["promote", f"{hostile.host}/team/image:1.0", f"{HOST}/released/image"]) == 15
-    said = capsys.readouterr()
+    captured = capsys.readouterr()
     assert (
-        f"ECR of {ACCOUNT} in {REGION} refuses DescribeRepositories: {code}: {message}" in said.err
+        f"ECR of {ACCOUNT} in {REGION} refuses DescribeRepositories: {code}: {message}"
+        in captured.err
     )
-    assert hint in said.err
-    assert SECRET not in said.err
+    assert hint in captured.err
+    assert SECRET not in captured.err
 
 
 def test_without_aws_credentials_docker_s_login_is_taken(
@@ -172,4 +174,4 @@ def test_without_aws_credentials_docker_s_login_is_taken(
     hostile.put_image("team/image", b"a layer")
     assert main(["promote", f"{hostile.host}/team/image:1.0", f"{HOST}/released/image"]) == 0
     assert "pip install 'trainworks[ecr]'" in capsys.readouterr().err
-    assert tunnel.asked
+    assert tunnel.requested_hosts

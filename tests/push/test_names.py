@@ -1,4 +1,4 @@
-"""Names of images and tags of pushes: what is derived, what is refused."""
+"""Test names of images and tags of pushes: those that are derived, and those that are refused."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from trainworks.registry.names import (
 )
 def test_sources_that_are_none(source: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["promote", source, "registry.example/other"]) == 15
-    said = capsys.readouterr().err
-    assert words in said
-    assert "word@" not in said
+    output = capsys.readouterr().err
+    assert words in output
+    assert "word@" not in output
 
 
 def test_a_source_may_have_both_a_tag_and_a_digest() -> None:

@@ -1,5 +1,5 @@
-"""How long a registry is waited for, what is not repeated, and what of a
-program's words is shown.
+"""Test the wait for a registry, the requests that are not repeated, and the part of a program's
+words that is shown.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ def hostile() -> Iterator[Hostile]:
 
 
 @pytest.fixture
-def said() -> list[str]:
+def notes() -> list[str]:
     return []
 
 
 @pytest.fixture
 def registries(
-    said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    notes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Registries]:
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-    with Registries(read_host_settings({}), report=said.append, patience=PATIENCE) as mine:
+    with Registries(read_host_settings({}), report=notes.append, patience=PATIENCE) as mine:
         yield mine
 
 
 @pytest.mark.parametrize("text", ["1", "date"])
 def test_a_registry_is_left_alone_for_as_long_as_it_asks(
-    hostile: Hostile, registries: Registries, said: list[str], text: str
+    hostile: Hostile, registries: Registries, notes: list[str], text: str
 ) -> None:
     begun: list[float] = []
 
@@ -76,7 +76,7 @@ def test_a_registry_is_left_alone_for_as_long_as_it_asks(
     assert len(begun) == 2
     # A date has whole seconds: of two that are left, one may be over.
     assert begun[1] - begun[0] > 0.9
-    assert "it asks to wait" in said[0]
+    assert "it asks to wait" in notes[0]
 
 
 def test_a_registry_that_asks_for_hours_has_refused(
@@ -109,9 +109,7 @@ def test_the_line_that_says_what_failed_is_shown_and_not_the_end_of_a_stack() ->
 
 @pytest.fixture
 def failing(tmp_path: Path) -> Path:
-    """A program that says what would mean a refusal, and a damaged image, if
-    its words were read.
-    """
+    """A program whose words would mean a refusal, and a damaged image, if they were read."""
     program = tmp_path / "skopeo"
     words = "error: unexpected HTTP status: 403 Forbidden: file integrity checksum failed"
     program.write_text(
@@ -127,7 +125,7 @@ def failing(tmp_path: Path) -> Path:
 def test_what_the_registry_refuses_in_the_middle_of_an_upload_is_not_repeated(
     hostile: Hostile, registries: Registries, failing: Path, status: int, shown: str
 ) -> None:
-    """It begins each upload: a proxy before it has a limit of sizes, or a rule
+    """Refuse the request that begins each upload: a proxy before it has a limit of sizes, or a rule
     against the method.
     """
     hostile.fault = lambda request: (
@@ -162,7 +160,7 @@ def test_a_failure_of_this_machine_is_not_blamed_on_the_registry(
 def test_a_failure_that_nothing_explains_is_repeated_whatever_the_program_says(
     hostile: Hostile, registries: Registries, failing: Path
 ) -> None:
-    asked: list[int] = []
+    checks: list[int] = []
     with pytest.raises(
         RegistryError, match="although the registry answers: error: unexpected HTTP status: 403"
     ):
@@ -170,10 +168,10 @@ def test_a_failure_that_nothing_explains_is_repeated_whatever_the_program_says(
             f"{hostile.host}/released",
             (str(failing),),
             show=lambda _line: None,
-            check_image=lambda: asked.append(1),
+            check_image=lambda: checks.append(1),
         )
     assert (failing.parent / "count").read_text(encoding="utf-8") == "once\n" * PATIENCE.attempts
-    assert asked == [1], "the image is read once"
+    assert checks == [1], "the image is read once"
     tried = [method for method, path, _ in hostile.seen if "/uploads/" in path]
     assert tried == [
         "POST",
@@ -206,7 +204,7 @@ def test_a_registry_that_fails_for_a_moment_has_not_refused(
 def test_attachments_are_asked_by_the_interface_and_by_a_tag_where_it_is_missing(
     hostile: Hostile, registries: Registries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No program is needed for it."""
+    """Ask without any program."""
     monkeypatch.setenv("PATH", "")
     digest = registries.read_manifest(f"{hostile.host}/released", "v1").digest
     assert registries.read_referrers(f"{hostile.host}/released", digest) == ()

@@ -50,7 +50,7 @@ def test_a_copy_has_every_attachment_of_all_pages_and_levels(
     Cosign's own tags.
     """
     hostile.page = 1
-    images = [hostile.put_image("team/image", each, tag="") for each in (b"amd64", b"arm64")]
+    images = [hostile.put_image("team/image", content, tag="") for content in (b"amd64", b"arm64")]
     index = hostile.put_manifest(
         "team/image", {"schemaVersion": 2, "mediaType": INDEX, "manifests": images}, "1.0-20261121"
     )
@@ -96,21 +96,21 @@ def test_a_copy_to_another_registry(hostile: Hostile) -> None:
 def test_a_tag_of_the_source_does_not_move(
     hostile: Hostile, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A tag that was pushed as one that never moves is one in the copy, too,
-    whatever it looks like.
+    """Keep in the copy a tag that was pushed as one that never moves, although its name looks
+    different.
     """
     first = hostile.put_image("one", b"one", tag="release1")
     second = hostile.put_image("two", b"two", tag="release1")
     assert promote(hostile, source="one:release1") == 0
     assert promote(hostile, source="two:release1") == RegistryError.exit_status
-    said = capsys.readouterr()
+    captured = capsys.readouterr()
     assert (
         f"released:release1 is another image ({first['digest']}), and this tag never moves"
-        in said.err
+        in captured.err
     )
-    assert "--moving-tag" in said.err
+    assert "--moving-tag" in captured.err
     assert hostile.manifests["released", "release1"] == hostile.manifests["one", "release1"]
-    # Asked for, it moves.
+    # With the option the tag moves.
     assert promote(hostile, "--moving-tag", "release1", source="two:release1") == 0
     assert digest_of(hostile.manifests["released", "release1"][1]) == second["digest"]
 
@@ -153,7 +153,7 @@ def test_a_registry_that_fails_at_30_percent_of_requests(hostile: Hostile) -> No
 
 
 def test_a_registry_that_dies_and_comes_back(hostile: Hostile, registries: Registries) -> None:
-    """It breaks the connection in mid-answer, some times."""
+    """The registry breaks the connection in mid-answer, some times."""
     image = hostile.put_image("team/image", os.urandom(1 << 20))
     broken = itertools.count()
 
@@ -244,15 +244,15 @@ def test_a_refusal_is_one_clear_error_without_a_secret_or_an_escape(
 
     hostile.fault = refuse
     assert promote(hostile, "--format", "json") == 15
-    said = capsys.readouterr()
-    assert words in said.err
-    assert hint in said.err
-    assert said.err.count("error:") == 1
-    assert "\x1b" not in said.err + said.out
-    assert "\x07" not in said.err + said.out
-    assert json.loads(said.out)["exit_status"] == 15
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert hint in captured.err
+    assert captured.err.count("error:") == 1
+    assert "\x1b" not in captured.err + captured.out
+    assert "\x07" not in captured.err + captured.out
+    assert json.loads(captured.out)["exit_status"] == 15
     for secret in (PASSWORD, BASIC.partition(" ")[2]):
-        assert secret not in said.err + said.out
+        assert secret not in captured.err + captured.out
 
 
 def test_a_registry_that_wants_a_login(
@@ -300,9 +300,9 @@ def test_a_credential_helper_that_fails(
     hostile.put_image("team/image", b"a layer")
     hostile.login = True
     assert promote(hostile) == 15
-    said = capsys.readouterr().err
-    assert f"docker's credential helper for {hostile.host} failed" in said
-    assert "docker-credential-that-nobody-installed" in said
+    output = capsys.readouterr().err
+    assert f"docker's credential helper for {hostile.host} failed" in output
+    assert "docker-credential-that-nobody-installed" in output
 
 
 @pytest.mark.parametrize("place", ["a name", "loopback"])
@@ -317,7 +317,8 @@ def test_no_login_and_no_layer_goes_to_an_address_without_tls(
 
     Go's programs use no proxy for loopback addresses, so the registry is asked first.
     """
-    fixture = request.getfixturevalue("named" if place == "a name" else "authority")
+    fixture_name = "named" if place == "a name" else "authority"
+    fixture = request.getfixturevalue(fixture_name)
     name, authority = fixture if place == "a name" else ("127.0.0.1", fixture)
     image = hostile.put_image("team/image", os.urandom(1000))
     with hostile_registry(name=name) as clear, hostile_registry(authority, name=name) as other:
@@ -330,9 +331,9 @@ def test_no_login_and_no_layer_goes_to_an_address_without_tls(
         other.location = lambda own: own.replace(other.url, clear.url)
         assert main(["promote", f"{hostile.host}/team/image:1.0", f"{other.host}/released"]) == 15
         assert clear.seen == []
-        said = capsys.readouterr().err
-        assert f"{other.host} sends us to an address without TLS; nothing was sent there" in said
-        assert "X-Forwarded-Proto" in said
+        output = capsys.readouterr().err
+        assert f"{other.host} sends us to an address without TLS; nothing was sent there" in output
+        assert "X-Forwarded-Proto" in output
 
 
 def test_no_login_goes_to_a_token_service_without_tls(
@@ -358,9 +359,9 @@ def test_a_certificate_that_is_not_trusted(
     with hostile_registry(authority) as other:
         docker_configuration(tmp_path / "docker", {other.host: (USER, PASSWORD)})
         assert main(["promote", f"{other.host}/team/image:1.0", f"{hostile.host}/released"]) == 15
-        said = capsys.readouterr().err
-        assert f"{other.host}: certificate not trusted (" in said
-        assert f"/etc/docker/certs.d/{other.host}/ca.crt" in said
+        output = capsys.readouterr().err
+        assert f"{other.host}: certificate not trusted (" in output
+        assert f"/etc/docker/certs.d/{other.host}/ca.crt" in output
         assert other.seen == []
 
 
@@ -395,17 +396,17 @@ def test_a_malformed_answer_is_an_error_and_no_traceback(
     hostile.put_image("team/image", b"a layer")
 
     def lie(request: Request) -> bool:
-        wanted = f"/{path}/" in request.path and "team/image" in request.path
+        is_lie = f"/{path}/" in request.path and "team/image" in request.path
         kind = {"referrers": INDEX, "manifests": "application/vnd.oci.image.manifest.v1+json"}[path]
-        return wanted and request.answer(
+        return is_lie and request.answer(
             200, content, Content_Type=kind, Docker_Content_Digest=digest_of(content)
         )
 
     hostile.fault = lie
     assert promote(hostile) == 15
-    said = capsys.readouterr().err
-    assert said.count("error:") == 1
-    assert "Traceback" not in said
+    output = capsys.readouterr().err
+    assert output.count("error:") == 1
+    assert "Traceback" not in output
     assert ("released", "1.0") not in hostile.manifests
 
 
@@ -446,9 +447,9 @@ def test_without_oras_the_package_is_named(
 ) -> None:
     monkeypatch.setenv("PATH", "")
     assert main(["promote", "registry.example/a:1", "registry.example/b"]) == 10
-    said = capsys.readouterr().err
-    assert "there is no `oras` program on PATH" in said
-    assert "apt-get install oras" in said
+    output = capsys.readouterr().err
+    assert "there is no `oras` program on PATH" in output
+    assert "apt-get install oras" in output
 
 
 def test_ctrl_c_in_the_middle_of_a_copy(hostile: Hostile) -> None:
@@ -486,13 +487,13 @@ def test_a_token_that_expires_is_asked_for_again_and_the_login_is_sent_for_token
 ) -> None:
     docker_configuration(tmp_path / "docker", {hostile.host: (USER, PASSWORD)})
     image = hostile.put_image("team/image", b"a layer")
-    given: list[str] = []
+    tokens_given: list[str] = []
 
     def tokens(request: Request) -> bool:
         if request.path.startswith("/token"):
-            given.append(f"t0ken-number-{len(given)}")
-            return request.answer(200, as_json({"token": given[-1]}))
-        if request.headers.get("Authorization") in [f"Bearer {each}" for each in given]:
+            tokens_given.append(f"t0ken-number-{len(tokens_given)}")
+            return request.answer(200, as_json({"token": tokens_given[-1]}))
+        if request.headers.get("Authorization") in [f"Bearer {token}" for token in tokens_given]:
             return False
         return request.answer(
             401, WWW_Authenticate=f'Bearer realm="{hostile.url}/token",service="here"'
@@ -503,7 +504,7 @@ def test_a_token_that_expires_is_asked_for_again_and_the_login_is_sent_for_token
     assert registries.read_manifest(repository, "1.0").digest == image["digest"]
     assert [login for _, path, login in hostile.seen if path.startswith("/token")] == [BASIC]
     assert BASIC not in [login for _, path, login in hostile.seen if not path.startswith("/token")]
-    given.clear()
+    tokens_given.clear()
     assert registries.read_manifest(repository, "1.0").digest == image["digest"]
 
 

@@ -1,6 +1,6 @@
 """Pushes by each engine to registries that die, fail and send elsewhere.
 
-Proofs of what was pushed.
+Proofs of pushed images.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pa
         pytest.skip("NOT TESTED: no skopeo (tools/set-up-engine all)")
     if request.param == "docker without skopeo":
         # All programs in their order, without one.
-        folders = [Path(each) for each in os.environ["PATH"].split(os.pathsep)]
+        folders = [Path(folder) for folder in os.environ["PATH"].split(os.pathsep)]
         for number, folder in enumerate(folders):
             (tmp_path / f"bin{number}").mkdir()
             for program in folder.iterdir() if folder.is_dir() else ():
@@ -168,14 +168,14 @@ def test_a_push_survives_its_registry_and_a_clean_engine_gets_the_same_image(
     with empty_store(tmp_path, monkeypatch) as store:
         clean = BuildahEngine(options=store)
         assert clean.pull(pushed["image_uri"], timeout=300)
-        found = clean.inspect(pushed["image_uri"])
-        assert found is not None
+        found_image = clean.inspect(pushed["image_uri"])
+        assert found_image is not None
         mine = engine_that_answers(name).inspect(image)
         assert mine is not None
         # With containerd's store docker knows the image by its manifest, and
         # buildah by its configuration.
-        assert mine.identifier in (found.identifier, pushed["digest"])
-        assert found.environment == mine.environment
+        assert mine.identifier in (found_image.identifier, pushed["digest"])
+        assert found_image.environment == mine.environment
 
 
 def test_a_push_to_a_registry_that_fails_at_30_percent_of_requests(
@@ -200,10 +200,10 @@ def test_a_push_to_a_registry_that_fails_at_30_percent_of_requests(
             mine,
             os.environ,
         )
-        found = mine.read_manifest(done.repository, done.tags[0])
+        manifest = mine.read_manifest(done.repository, done.tags[0])
     hostile.fault = lambda _request: False
-    assert found.digest == done.digest
-    for layer in found.read_descriptors("layers"):
+    assert manifest.digest == done.digest
+    for layer in manifest.read_descriptors("layers"):
         assert digest_of(hostile.blobs["team/image", str(layer["digest"])]) == layer["digest"]
 
 
@@ -264,25 +264,27 @@ def test_a_name_of_the_user_s_own_store_stays(
 def test_a_push_prints_the_address_and_the_name_it_was_sent_under_goes_where_it_can(
     name: str, image: str, hostile: Hostile, capsys: pytest.CaptureFixture[str], *, deletes: bool
 ) -> None:
-    """No request of the engine is for the fixed tag, and stdout is what `image=$(...)` wants."""
+    """Send no request of the engine for the fixed tag; stdout is the text that `image=$(...)`
+    wants.
+    """
     hostile.deletes = deletes
     repository = f"{hostile.host}/team/image"
     assert main(["push", image, "--repository", repository, "--tag", "v1", "--engine", name]) == 0
-    said = capsys.readouterr()
+    captured = capsys.readouterr()
     digest = digest_of(hostile.manifests["team/image", "v1"][1])
-    assert said.out == f"{repository}@{digest}\n"
-    assert f"  {repository}:v1\n" in said.err
+    assert captured.out == f"{repository}@{digest}\n"
+    assert f"  {repository}:v1\n" in captured.err
     tags = {tag for _, tag in hostile.manifests if ":" not in tag}
     sent = {tag for tag in tags if tag.startswith(SENT)}
     assert tags - sent == {"v1", claim_tag("v1")}
     assert len(sent) == (0 if deletes else 1)
-    assert all(tag in said.err for tag in sent)
-    written = [
+    assert all(tag in captured.err for tag in sent)
+    tags_put = [
         path.rpartition("/")[2]
         for method, path, _ in hostile.seen
         if method == "PUT" and "/manifests/" in path
     ]
-    assert [tag for tag in written if not tag.startswith(SENT)] == [claim_tag("v1"), "v1"]
+    assert [tag for tag in tags_put if not tag.startswith(SENT)] == [claim_tag("v1"), "v1"]
 
 
 @pytest.mark.usefixtures("logged_in")
@@ -306,8 +308,8 @@ def test_two_pushes_at_once_under_one_fixed_tag(
             place = f"{server.host}/race/r{number}"
             words = ("--repository", place, "--tag", "v1", "--engine", name)
             commands = [
-                (sys.executable, str(ROOT / "build.py"), "push", each, *words)
-                for each in references
+                (sys.executable, str(ROOT / "build.py"), "push", reference, *words)
+                for reference in references
             ]
             with contextlib.ExitStack() as stack:
                 racing = [
@@ -318,10 +320,12 @@ def test_two_pushes_at_once_under_one_fixed_tag(
                     )
                     for command in commands
                 ]
-                ended = [(*each.communicate(timeout=600), each.returncode) for each in racing]
-            ended.sort(key=lambda end: end[2])
-            (output, _, first), (_, errors, second) = ended
-            assert (first, second) == (0, 15), ended
+                ends = [
+                    (*process.communicate(timeout=600), process.returncode) for process in racing
+                ]
+            ends.sort(key=lambda end: end[2])
+            (output, _, first), (_, errors, second) = ends
+            assert (first, second) == (0, 15), ends
             with Registries(HostSettings(pip=PipSettings())) as registries:
                 digest = registries.read_manifest(place, "v1").digest
             assert output == f"{place}@{digest}\n"
@@ -335,7 +339,7 @@ def test_two_pushes_at_once_under_one_fixed_tag(
 def test_tags_of_a_day_with_two_contents(
     name: str, server: RegistryServer, registries: Registries, tmp_path: Path
 ) -> None:
-    """What never moves is refused or gets a name of its own; what moves does.
+    """A tag that never moves is refused or gets a name of its own; a tag that moves does.
 
     Two repositories cost one upload.
     """
@@ -345,7 +349,7 @@ def test_tags_of_a_day_with_two_contents(
         pytest.skip("no busybox: `apt-get install busybox-static`")
     rootfs = make_rootfs(tmp_path / "rootfs", program)
     reference = f"trainworks-push-{uuid.uuid4().hex[:12]}:1.0-cpu-py311-debian12"
-    places = [f"{server.host}/team/{each}" for each in ("one", "two")]
+    places = [f"{server.host}/team/{repository}" for repository in ("one", "two")]
     day = datetime(2026, 11, 21, tzinfo=UTC)
     done: list[list[Pushed]] = []
     try:
@@ -369,10 +373,10 @@ def test_tags_of_a_day_with_two_contents(
                 )
             )
         first, second, again = done
-        assert [each.how for each in (*first, *second, *again)] == ["sent", "copied"] * 2 + [
+        assert [pushed.how for pushed in (*first, *second, *again)] == ["sent", "copied"] * 2 + [
             "there"
         ] * 2
-        assert [each.digest for each in second] == [each.digest for each in again]
+        assert [pushed.digest for pushed in second] == [pushed.digest for pushed in again]
         assert first[0].tags == ["1.0-cpu-py311-debian12-20261121", "1.0-cpu-debian12"]
         dated, moving = second[0].tags
         assert re.fullmatch(r"1\.0-cpu-py311-debian12-20261121-[0-9a-f]{8}", dated)
@@ -450,7 +454,9 @@ def test_one_tag_for_two_architectures(
             pushed[architecture] = done.digest
             assert done.tags[-1] == tag
             listed = registries.read_manifest(place, tag).read_descriptors("manifests")
-            assert {each["platform"]["architecture"]: each["digest"] for each in listed} == pushed
+            assert {
+                manifest["platform"]["architecture"]: manifest["digest"] for manifest in listed
+            } == pushed
         registries.put_tag(place, "single", registries.read_manifest(place, done.digest))
         tags = derive_tags(references[0], shared=["single"])
         with pytest.raises(RegistryError, match="is an image of one architecture"):
@@ -462,17 +468,24 @@ def test_one_tag_for_two_architectures(
             )
         both = f"{place}:{tag}"
         newest: dict[Architecture, str] = {"amd64": "0", "arm64": "2"}
-        own = next(newest[each] for each in newest if MACHINES[each] == platform.machine())
+        own = next(
+            newest[architecture]
+            for architecture in newest
+            if MACHINES[architecture] == platform.machine()
+        )
         pulls = [
             ([], own),
-            *((["--platform", f"linux/{each}"], value) for each, value in newest.items()),
+            *(
+                (["--platform", f"linux/{architecture}"], value)
+                for architecture, value in newest.items()
+            ),
         ]
         for words, value in pulls:
             with empty_store(tmp_path, monkeypatch) as store:
                 subprocess.run(("buildah", *store, "pull", *words, both), check=True, timeout=300)
-                found = BuildahEngine(options=store).inspect(both)
-                assert found is not None
-                assert found.environment["NUMBER"] == value
+                found_image = BuildahEngine(options=store).inspect(both)
+                assert found_image is not None
+                assert found_image.environment["NUMBER"] == value
     finally:
         for reference in references:
             engine.remove(reference)

@@ -31,7 +31,7 @@ HOSTS = ("127.0.0.1", "localhost")
 
 @dataclass(frozen=True)
 class End:
-    """How a push ended: the error's words, or ``""``, and the tags that it was told."""
+    """The end of a push: the error's words, or ``""``, and the tags that the push reported."""
 
     error: str
     tags: tuple[str, ...] = ()
@@ -95,7 +95,7 @@ class Turns:
     """
 
     order: list[int]
-    ended: set[int] = field(default_factory=set)
+    ended_sides: set[int] = field(default_factory=set)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def wait(self, request: Request) -> bool:
@@ -110,13 +110,13 @@ class Turns:
         return False
 
     def _is_turn_of(self, side: int) -> bool:
-        while self.order and self.order[0] in self.ended:
+        while self.order and self.order[0] in self.ended_sides:
             self.order.pop(0)
         return not self.order or self.order[0] == side
 
     def end(self, side: int) -> None:
         with self.changed:
-            self.ended.add(side)
+            self.ended_sides.add(side)
             self.changed.notify_all()
 
 
@@ -165,7 +165,7 @@ def test_a_push_that_comes_at_any_moment_of_another_one(length: int, registry: H
 
 
 def meanwhile(
-    mine: Hostile, when: Callable[[Request], bool], what: Callable[[], object], *, after: bool
+    mine: Hostile, when: Callable[[Request], bool], action: Callable[[], object], *, after: bool
 ) -> None:
     """Do something once, before a request is answered or after it was."""
     armed = [True]
@@ -176,7 +176,7 @@ def meanwhile(
                 armed.append(True)
                 return False
             armed.clear()
-            what()
+            action()
         return False
 
     mine.fault = fault
@@ -231,10 +231,10 @@ def test_a_program_without_claims_that_sets_the_tag_before_the_last_look(registr
 
 def test_a_push_that_was_ended_with_its_claim_does_not_keep_the_tag(registry: Hostile) -> None:
     mine, other = images(registry)
-    kept: list[bytes] = []
+    waits: list[bytes] = []
 
     def cut(request: Request) -> bool:
-        kept.append(b"")
+        waits.append(b"")
         return (
             side_of(request) == 0
             and wants(request, "PUT")
@@ -255,7 +255,8 @@ def test_two_tags_of_two_pushes_go_to_one_of_them(registry: Hostile) -> None:
 
     def one(side: int) -> End:
         together.wait(60)
-        return push(registry, side, digests[side], fixed=("v1", "v2") if side else ("v2", "v1"))
+        tags = ("v1", "v2") if side else ("v2", "v1")
+        return push(registry, side, digests[side], fixed=tags)
 
     with ThreadPoolExecutor(2) as pool:
         ends = list(pool.map(one, range(2)))
@@ -311,11 +312,11 @@ def test_a_registry_that_alters_a_manifest_gets_no_image_told(
     altered = content + b" "
 
     def alter(request: Request) -> bool:
-        there = (NAME, TAG) in registry.manifests
-        wanted = TAG if reference == "tag" else mine
+        is_present = (NAME, TAG) in registry.manifests
+        reference_wanted = TAG if reference == "tag" else mine
         return (
-            there
-            and wants(request, "GET", wanted)
+            is_present
+            and wants(request, "GET", reference_wanted)
             and request.answer(200, altered, Content_Type=kind)
         )
 
@@ -345,12 +346,15 @@ def share(mine: Hostile, side: int, digest: str) -> bool:
 
 
 def shared(mine: Hostile) -> set[str]:
-    return {str(each["digest"]) for each in json.loads(mine.manifests[NAME, TAG][1])["manifests"]}
+    return {
+        str(manifest["digest"])
+        for manifest in json.loads(mine.manifests[NAME, TAG][1])["manifests"]
+    }
 
 
 @pytest.mark.parametrize("length", range(1, 9))
 def test_two_architectures_at_once_are_both_in_the_tag(length: int, registry: Hostile) -> None:
-    digests = [built_for(registry, each) for each in ARCHITECTURES]
+    digests = [built_for(registry, architecture) for architecture in ARCHITECTURES]
     turns = Turns([0] * length + [1] * 200)
     registry.fault = turns.wait
 

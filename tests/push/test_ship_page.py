@@ -23,7 +23,7 @@ pytestmark = pytest.mark.engine
 def test_the_block_of_the_page_ends_with_a_promoted_image(
     server: RegistryServer, other: RegistryServer, registries: Registries, tmp_path: Path
 ) -> None:
-    """In a clone, which has no changes; the smallest image, and two registries on this machine."""
+    """Run in a clone without changes; the smallest image, and two registries on this machine."""
     engine_that_answers("docker")
     if shutil.which("cosign") is None:
         pytest.skip("NOT TESTED: no cosign (tools/set-up-engine all)")

@@ -1,5 +1,5 @@
-"""`tools/sign-released`: what it signed is accepted by `build.py verify`, and
-what was changed after is refused.
+"""Test `tools/sign-released`: `build.py verify` accepts a signed document, and refuses one that was
+changed after.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def results(facts: Facts, address: str, tmp_path: Path) -> Path:
 
 
 def attestations(address: str, key: Path) -> str:
-    """Return what cosign prints of the attestations that it accepts."""
+    """Return cosign's output about the attestations that it accepts."""
     words = (
         "cosign",
         "verify-attestation",

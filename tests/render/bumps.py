@@ -1,5 +1,5 @@
-"""Facts in which one component of one target has another version: what a person
-changes, and what a new lock says.
+"""Facts in which one component of one target has another version: a person's change, and the answer
+of a new lock.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from trainworks.plan.resolve import make_plan
 from trainworks.plan.select import request_for
 
 NEWER = ".99"
-"""Behind a version it makes one that no row has, which is newer than it and
-older than the next one.
+"""Suffix of a version that no row has: newer than that version, and older than the next one.
 """
 
 
 def bumped(facts: Facts, row: TargetRow, component: str) -> Facts:
-    """Return facts in which one component of one target has another version, in
-    its row and in what is downloaded.
+    """Return facts in which one component of one target has another version, in its row and in its
+    downloads.
     """
     name = facts.name_of(row)
     lock = facts.locks[name]
@@ -37,9 +36,10 @@ def bumped(facts: Facts, row: TargetRow, component: str) -> Facts:
         return replace(package, version=newer, file=file, sha256=package.sha256[::-1])
 
     changed = replace(row, versions={**row.versions, component: version})
+    targets = [changed if other_row == row else other_row for other_row in facts.targets]
     return replace(
         facts,
-        targets=tuple(changed if other_row == row else other_row for other_row in facts.targets),
+        targets=tuple(targets),
         artifacts=(
             *facts.artifacts,
             *(_newer(artifact, version) for artifact in step.artifacts[:1]),

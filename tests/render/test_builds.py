@@ -1,5 +1,5 @@
-"""Which recorded builds count: those of today's recipes, wherever and on
-whatever machine the facts were read.
+"""Test which recorded builds count: those of today's recipes, also from facts that another machine
+read elsewhere.
 """
 
 from __future__ import annotations
@@ -254,12 +254,12 @@ def test_a_checkout_without_records_has_no_build(built_today: Path) -> None:
 
 
 def test_every_target_has_one_line_of_a_terminal(facts: Facts) -> None:
-    """With the longest that can be said of a build: today's, of a large image."""
+    """Use the longest words about a build: today's, of a large image."""
     today = {
         facts.name_of(row): replace(built("x", "y"), target=facts.name_of(row), megabytes=12345)
         for row in facts.targets
     }
     for current in ({}, today):
-        for whole in (True, False):
-            text = format_list(facts.targets, facts, current, whole=whole)
+        for is_whole in (True, False):
+            text = format_list(facts.targets, facts, current, whole=is_whole)
             assert [line for line in text.splitlines() if len(line) > WIDTH] == []

@@ -77,6 +77,10 @@ BENCH = Workbench(
 def plan_of(
     base: ExtendedBase, *, requirements: str = REQUIREMENTS, project: bool = False
 ) -> ExtensionPlan:
+    installed_files = ("requirements.txt", "setup.py") if project else ()
+    apt_packages = ("libgl1", "g++") if project else ()
+    inputs = (LOCAL,) if project else ()
+    sources = SOURCES if project else ()
     return ExtensionPlan(
         tag="my/train:1",
         base=base,
@@ -86,10 +90,10 @@ def plan_of(
             SourceFile(path="bin/tool", content=b"#!/bin/sh\n", mode=0o755),
         ),
         entry_point=EntryPoint(kind="script", name="train.py", file="train.py"),
-        sources=SOURCES if project else (),
-        inputs=(LOCAL,) if project else (),
-        apt=("libgl1", "g++") if project else (),
-        installed=("requirements.txt", "setup.py") if project else (),
+        sources=sources,
+        inputs=inputs,
+        apt=apt_packages,
+        installed=installed_files,
     )
 
 
@@ -122,7 +126,8 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def rendering(name: str, recipes: Recipes) -> Rendering:
-    return render_extension(PLANS[name], replace(recipes, uv=b"uv" if name == "aws" else b""))
+    uv_bytes = b"uv" if name == "aws" else b""
+    return render_extension(PLANS[name], replace(recipes, uv=uv_bytes))
 
 
 def test_golden(name: str, rendering: Rendering, golden: Callable[[str, str], None]) -> None:
@@ -132,42 +137,46 @@ def test_golden(name: str, rendering: Rendering, golden: Callable[[str, str], No
         golden(f"extend/{name}/packages/Dockerfile", packages.content.decode())
 
 
-@pytest.mark.parametrize("asked", QUESTIONS)
-def test_golden_questions(asked: str, recipes: Recipes, golden: Callable[[str, str], None]) -> None:
-    rendering = render_sandbox_step(PLANS["debian-python"], recipes, QUESTIONS[asked])
-    golden(f"extend/question-{asked}/Dockerfile", rendering.dockerfile)
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_golden_questions(
+    question: str, recipes: Recipes, golden: Callable[[str, str], None]
+) -> None:
+    rendering = render_sandbox_step(PLANS["debian-python"], recipes, QUESTIONS[question])
+    golden(f"extend/question-{question}/Dockerfile", rendering.dockerfile)
 
 
 def test_what_is_copied_or_mounted_is_there_and_nothing_else(rendering: Rendering) -> None:
     used = set(re.findall(r"type=bind,source=([^\s,]+)", rendering.dockerfile))
     used |= set(re.findall(r"^COPY ([^-\s]\S+) ", rendering.dockerfile, re.MULTILINE))
-    # What is installed first has a Dockerfile of its own.
+    # The packages that are installed first have a Dockerfile of their own.
     paths = [
         file.path for file in rendering.files if not file.path.startswith(("files/", "packages/"))
     ]
     assert [
         path
         for path in paths
-        if not any(path == each or path.startswith(f"{each}/") for each in used)
+        if not any(path == folder or path.startswith(f"{folder}/") for folder in used)
     ] == []
     assert [
-        each
-        for each in used
-        if not any(path == each or path.startswith(f"{each}/") for path in paths)
+        path_used
+        for path_used in used
+        if not any(path == path_used or path.startswith(f"{path_used}/") for path in paths)
     ] == []
 
 
 def test_a_step_that_runs_code_of_others_has_no_secret(
     rendering: Rendering, recipes: Recipes
 ) -> None:
-    asked = [render_sandbox_step(PLANS["project"], recipes, each) for each in QUESTIONS.values()]
-    for text in (each.dockerfile for each in (rendering, *asked)):
+    question_renderings = [
+        render_sandbox_step(PLANS["project"], recipes, question) for question in QUESTIONS.values()
+    ]
+    for text in (one_rendering.dockerfile for one_rendering in (rendering, *question_renderings)):
         assert "secret," not in text
         assert "/run/secrets" not in text
 
 
 def test_debian_packages_are_installed_without_a_secret(recipes: Recipes) -> None:
-    """They are fetched before, on a base of our own."""
+    """Fetch the packages before, on a base of our own."""
     rendering = render_packages(PLANS["project"], recipes)
     texts = [rendering.dockerfile, *(file.content.decode() for file in rendering.files)]
     for text in texts:
@@ -203,7 +212,9 @@ def test_only_portable_instructions(rendering: Rendering) -> None:
 
 
 def test_another_base_of_the_same_name_gives_another_digest(recipes: Recipes) -> None:
-    """Else an image would be taken for unchanged when its base was built again."""
+    """Change the digest with the base: else an image would be taken for unchanged when its base was
+    built again.
+    """
     other = plan_of(replace(OURS, identifier="sha256:" + "c" * 64))
     assert (
         render_extension(other, recipes).digest != render_extension(PLANS["ours"], recipes).digest
@@ -211,7 +222,7 @@ def test_another_base_of_the_same_name_gives_another_digest(recipes: Recipes) ->
 
 
 def test_the_marker_has_every_file_of_the_code(recipes: Recipes) -> None:
-    """The launcher compares them before it trusts that all is installed."""
+    """The launcher compares the files before it trusts that all is installed."""
     files = {file.path: file.content for file in render_extension(PLANS["project"], recipes).files}
     marker = json.loads(files["code/.trainworks-installed"])
     assert marker["installed"] == ["requirements.txt", "setup.py"]
@@ -235,4 +246,4 @@ def test_permissions_of_the_code_are_kept(name: str, recipes: Recipes) -> None:
 
 def test_every_golden_folder_is_a_plan(root: Path) -> None:
     names = {path.name for path in (root / "tests" / "golden" / "extend").iterdir()}
-    assert names == {*PLANS, *(f"question-{each}" for each in QUESTIONS)}
+    assert names == {*PLANS, *(f"question-{question}" for question in QUESTIONS)}

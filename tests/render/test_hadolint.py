@@ -29,7 +29,10 @@ def few_with_all(texts: Mapping[str, str]) -> dict[str, str]:
     digests make no difference.
     """
     instructions = {
-        name: {NUMBER.sub("0", each): each for each in re.split(r"\n(?=[A-Z]+ )", text.strip())}
+        name: {
+            NUMBER.sub("0", instruction): instruction
+            for instruction in re.split(r"\n(?=[A-Z]+ )", text.strip())
+        }
         for name, text in texts.items()
     }
     missing = set().union(*instructions.values())
@@ -38,7 +41,7 @@ def few_with_all(texts: Mapping[str, str]) -> dict[str, str]:
         name = max(instructions, key=lambda name: len(instructions[name].keys() & missing))
         parts = instructions[name].items()
         chosen[name] = "\n".join(
-            each for plain, each in parts if plain in missing or not each.startswith("RUN ")
+            part for plain, part in parts if plain in missing or not part.startswith("RUN ")
         )
         missing -= instructions[name].keys()
     return chosen
@@ -78,7 +81,7 @@ def test_hadolint_finds_nothing_in_any_instruction_that_we_render_and_what_is_wr
     texts["wrong"] = min(texts.values(), key=len) + "\nRUN cd /tmp && pip install numpy\n"
     for name, text in texts.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    found = findings(root, [tmp_path / name for name in texts])
-    assert {(finding["file"], finding["code"]) for finding in found} == {
+    lint_findings = findings(root, [tmp_path / name for name in texts])
+    assert {(finding["file"], finding["code"]) for finding in lint_findings} == {
         (str(tmp_path / "wrong"), code) for code in ("DL3003", "DL3013", "DL3042")
     }

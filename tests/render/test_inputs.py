@@ -1,4 +1,4 @@
-"""What decides the bytes of the parts of an image."""
+"""Test the inputs that decide the bytes of the parts of an image."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from trainworks.render.inputs import inputs_of
 
 
 def test_every_file_of_a_context_is_an_input_of_some_part(facts: Facts) -> None:
-    """Nothing that decides an image's bytes is missing in its provenance."""
+    """Check that nothing that decides an image's bytes is missing in its provenance."""
     for row in facts.targets:
         plan = plan_row(row, facts)
         rendering = render(plan, facts)
-        known = {name for part in inputs_of(plan, rendering).values() for name in part}
+        input_names = {name for part in inputs_of(plan, rendering).values() for name in part}
         unseen = [
             file.path
             for file in rendering.files
-            if is_content(file) and f"file {file.path}" not in known
+            if is_content(file) and f"file {file.path}" not in input_names
         ]
         assert unseen == [], facts.name_of(row)
 

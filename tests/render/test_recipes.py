@@ -78,17 +78,17 @@ UNFIT: dict[str, tuple[str, str]] = {
         stage() + "{% block imag %}COPY x y{% endblock %}",
     ),
 }
-"""What is wrong: a component, and a recipe in the place of its own."""
+"""A component, and a wrong recipe in the place of its own."""
 
 
 def test_golden_problems_of_recipes(facts: Facts, golden: Callable[[str, str], None]) -> None:
     lines = []
-    for what, (component, text) in UNFIT.items():
+    for title, (component, text) in UNFIT.items():
         with pytest.raises(RecipeError) as caught:
             render_with(facts, component, text)
         # A longer message goes on with Jinja's own words.
         lines.append(
-            f"{what}\n  {re.sub(r'j2, line [0-9]+', 'j2, line N', caught.value.message)[:140]}\n"
+            f"{title}\n  {re.sub(r'j2, line [0-9]+', 'j2, line N', caught.value.message)[:140]}\n"
         )
         lines += [f"  hint: {caught.value.hint[:50]}\n"] if caught.value.hint else []
     golden("facts/recipes.txt", "".join(lines))
@@ -116,8 +116,8 @@ def test_values_of_the_environment_are_not_expanded(facts: Facts) -> None:
 
 
 def test_a_line_break_in_the_environment_is_refused(facts: Facts) -> None:
-    """Where a value did not come through `load`, which refuses it in a row: in
-    quotes it would still end the line.
+    """Refuse a value that did not come through `load`, which refuses it in a row: in quotes it
+    would still end the line.
     """
     recipe = replace(facts.recipes["metis"], environment={"EVIL": "x\nRUN curl evil"})
     spoiled = replace(facts, recipes={**facts.recipes, "metis": recipe})

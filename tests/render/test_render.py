@@ -86,7 +86,7 @@ def test_golden_digests(
     golden: Callable[[str, str], None],
     root: Path,
 ) -> None:
-    """Of every other target the same two texts, as one line each."""
+    """Show the same two texts of every other target, as one line each."""
     lines = {
         name: (
             f"{name} Dockerfile {digest(rendering.dockerfile)} packages"
@@ -141,17 +141,17 @@ NOT_PORTABLE = {
     ),
     "network or security modes": re.compile(r"--(network|security)="),
 }
-"""What an engine lacks, or has only since a later Dockerfile syntax than 1.2."""
+"""Things that an engine lacks, or has only since a later Dockerfile syntax than 1.2."""
 
 
 def test_only_instructions_that_every_engine_knows(renderings: Mapping[str, Rendering]) -> None:
     for name, rendering in renderings.items():
         words = {line.split(" ", 1)[0] for line in instructions(rendering.dockerfile)}
         assert words <= set(ALLOWED), name
-        found = [
-            what for what, pattern in NOT_PORTABLE.items() if pattern.search(rendering.dockerfile)
+        titles = [
+            title for title, pattern in NOT_PORTABLE.items() if pattern.search(rendering.dockerfile)
         ]
-        assert found == [], name
+        assert titles == [], name
 
 
 @pytest.mark.parametrize(
@@ -164,19 +164,21 @@ def test_only_instructions_that_every_engine_knows(renderings: Mapping[str, Rend
     ],
 )
 def test_what_is_not_portable_would_be_seen(text: str) -> None:
-    assert [what for what, pattern in NOT_PORTABLE.items() if pattern.search(text)] != []
+    assert [title for title, pattern in NOT_PORTABLE.items() if pattern.search(text)] != []
 
 
 def test_every_secret_is_one_that_the_host_gives(renderings: Mapping[str, Rendering]) -> None:
-    given = HostSettings(pip=PipSettings()).secrets("bookworm", "").keys()
+    secret_names = HostSettings(pip=PipSettings()).secrets("bookworm", "").keys()
     used = set()
     for rendering in renderings.values():
-        wanted = set(re.findall(r"--mount=type=secret,id=([^\s,]+)", rendering.dockerfile))
-        assert wanted <= given
-        used |= wanted
+        mounted_secrets = set(re.findall(r"--mount=type=secret,id=([^\s,]+)", rendering.dockerfile))
+        assert mounted_secrets <= secret_names
+        used |= mounted_secrets
         read = set(re.findall(r"/run/secrets/([\w.]+)", rendering.dockerfile))
-        assert read <= wanted
-    assert used | {"mirror"} == given, "each is used; a mirror by targets that download artifacts"
+        assert read <= mounted_secrets
+    assert used | {"mirror"} == secret_names, (
+        "each is used; a mirror by targets that download artifacts"
+    )
 
 
 def sources(rendering: Rendering) -> Iterator[str]:
@@ -188,7 +190,7 @@ def sources(rendering: Rendering) -> Iterator[str]:
 
 
 def test_what_one_part_downloads_has_names_of_its_own(plans: Mapping[str, ImagePlan]) -> None:
-    """It lies in one folder, of a mirror and of a build context."""
+    """Each file lies in one folder, of a mirror and of a build context."""
     steps = [step for plan in plans.values() for step in plan.steps if len(step.artifacts) > 1]
     assert steps
     for step in steps:
@@ -215,30 +217,29 @@ def test_stages_copy_only_from_earlier_ones_and_none_is_for_nothing(
 ) -> None:
     for name, rendering in renderings.items():
         plan = plans[name]
-        known = list(
-            dict.fromkeys([plan.image, *([plan.builder_image] if plan.builder_image else [])])
-        )
+        builder_images = [plan.builder_image] if plan.builder_image else []
+        earlier_stages = list(dict.fromkeys([plan.image, *builder_images]))
         used = set()
         for line in instructions(rendering.dockerfile):
             if match := re.match(r"FROM (\S+) AS (\S+)", line):
-                assert match[1] in known, line
-                assert match[2] not in known, line
+                assert match[1] in earlier_stages, line
+                assert match[2] not in earlier_stages, line
                 used.add(match[1])
-                known.append(match[2])
+                earlier_stages.append(match[2])
             for stage in re.findall(r"--from=(\S+)|,from=([^\s,]+)", line):
-                assert (stage[0] or stage[1]) in known[:-1], line
+                assert (stage[0] or stage[1]) in earlier_stages[:-1], line
                 used.add(stage[0] or stage[1])
-        assert known[-1] == "image"
-        assert set(known) - {"image"} == used, name
+        assert earlier_stages[-1] == "image"
+        assert set(earlier_stages) - {"image"} == used, name
         images = {plan.image, plan.builder_image}
-        assert set(rendering.stage_components) == set(known) - images
+        assert set(rendering.stage_components) == set(earlier_stages) - images
 
 
 def test_a_part_is_built_again_when_a_part_that_it_copies_from_changes(
     plans: Mapping[str, ImagePlan], renderings: Mapping[str, Rendering]
 ) -> None:
-    """What a stage copies from is what its row says (``builds_with``): the
-    plan's account of a bump is the engine's.
+    """Compare the sources of a stage's copies with its row (``builds_with``): the plan's account of
+    a bump is the engine's.
     """
     for name, rendering in renderings.items():
         copied: dict[str, set[str]] = {}
@@ -248,20 +249,26 @@ def test_a_part_is_built_again_when_a_part_that_it_copies_from_changes(
                 component = rendering.stage_components[match[1]]
             for stage in re.findall(r"from=([^\s,]+)", line):
                 copied.setdefault(component, set()).add(rendering.stage_components[stage])
-        said = {
+        built_with = {
             step.component: set(step.builds_with)
             for step in plans[name].steps
             if step.builds_with and step.in_image
         }
-        found = {
-            each: stages - {each}
-            for each, stages in copied.items()
-            if each not in ("image", "builder")
+        copied_from = {
+            component: stages - {component}
+            for component, stages in copied.items()
+            if component not in ("image", "builder")
         }
         # A part that another one brings along has no stage of its own, and is as old as that one.
-        without_stage = {each for each in said if each not in rendering.stage_components.values()}
-        assert {each: stages for each, stages in found.items() if stages} == {
-            each: stages for each, stages in said.items() if each not in without_stage
+        without_stage = {
+            component
+            for component in built_with
+            if component not in rendering.stage_components.values()
+        }
+        assert {component: stages for component, stages in copied_from.items() if stages} == {
+            component: stages
+            for component, stages in built_with.items()
+            if component not in without_stage
         }, name
 
 
@@ -304,16 +311,18 @@ def test_no_layer_of_wheels_is_larger_than_the_largest_wheel(
             ]
             stages = [stage for stage in owned if not stage.endswith("-archives")]
             contents = {file.path: file.content.decode() for file in rendering.files}
-            # What is built of source archives is in the layer of the wheels beside them.
+            # Wheels that are built of source archives are in the layer of the wheels beside them.
             lists = {
                 stage: (f"requirements/{stage}.txt", f"requirements/{stage}-archives.txt")
                 for stage in stages
             }
-            texts = ["".join(contents.get(path, "") for path in paths) for paths in lists.values()]
+            texts = []
+            for paths in lists.values():
+                texts.append("".join(contents.get(path, "") for path in paths))
             layers = [re.findall(r"\b[0-9a-f]{64}\b", text) for text in texts if text]
             # Each wheel is in one layer, and each layer is copied.
-            assert sorted(each for layer in layers for each in layer) == sorted(
-                each.sha256 for each in step.python
+            assert sorted(wheel_digest for layer in layers for wheel_digest in layer) == sorted(
+                package.sha256 for package in step.python
             )
             assert all(f"COPY --from={stage} " in rendering.dockerfile for stage in stages), (
                 f"{name} {stages}"
@@ -322,8 +331,7 @@ def test_no_layer_of_wheels_is_larger_than_the_largest_wheel(
                 max((sum(map(sizes.__getitem__, layer)) for layer in layers), default=0) <= largest
             ), f"{name} {step.component}"
             divided |= {step.component} if len(layers) > 1 else set()
-        # Docker takes at most 127, those of the base image and of what people
-        # build on top with them.
+        # Docker takes at most 127, those of the base image and of a user's own steps on top.
         image = rendering.dockerfile.rpartition("\nFROM ")[2]
         assert len(re.findall(r"^(COPY|RUN|ADD) ", image, re.MULTILINE)) < 80, name
     assert divided == {"cuda", "mxnet", "sagemaker-training", "tensorflow", "torch"}
@@ -332,8 +340,8 @@ def test_no_layer_of_wheels_is_larger_than_the_largest_wheel(
 def test_a_second_target_sends_little_but_its_own_wheels(
     plans: Mapping[str, ImagePlan], renderings: Mapping[str, Rendering], facts: Facts
 ) -> None:
-    """Whoever pushes or pulls a target after another one with the same Python:
-    its layers beside the wheels it adds.
+    """Push or pull a target after another one with the same Python: it sends its layers beside the
+    wheels that it adds.
     """
     layers: dict[str, set[frozenset[str]]] = {}
     sizes = {
@@ -481,22 +489,24 @@ def test_a_bump_of_a_component_changes_its_stage_and_its_requirements_only(
         plan = make_plan(request_for(row, spoiled), spoiled)
         before, after = renderings[name], render(plan, spoiled)
         old, new = sections(before.dockerfile), sections(after.dockerfile)
-        # The comment above a stage has the version; nothing else of the Dockerfile may have it.
-        # What the image's environment tells of a version is in its last instructions, and in what
-        # login shells read.
-        told = {"PYTORCH_VERSION": "torch"}.items() & {(key, component) for key in plan.environment}
+        # The comment above a stage has the version; nothing else of the Dockerfile may have it. The
+        # variables of the image that tell a version are in its last instructions, and in the file
+        # that login shells read.
+        variables = {"PYTORCH_VERSION": "torch"}.items() & {
+            (key, component) for key in plan.environment
+        }
         # A component's comment is above the first of its stages.
         first = f"{component}-archives" if f"{component}-archives" in old else component
         assert [stage for stage in old if old[stage] != new[stage]] == [
             first,
-            *(["image"] if told else []),
+            *(["image"] if variables else []),
         ]
         stages = {stage for stage, owner in before.stage_components.items() if owner == component}
-        if not told:
+        if not variables:
             assert instructions(before.dockerfile) == instructions(after.dockerfile)
         contents = {file.path: file.content for file in before.files}
         differing = {file.path for file in after.files if contents[file.path] != file.content}
-        read = {"shells/profile.sh", "shells/sshd.conf"} if told else set()
+        read = {"shells/profile.sh", "shells/sshd.conf"} if variables else set()
         files = {f"requirements/{stage}.txt" for stage in stages}
         if next(step.in_image for step in plan.steps if step.component == component):
             read.add("image.json")
@@ -530,16 +540,16 @@ def test_what_is_compiled_is_hardened_and_looked_at(
             continue
         stages = re.split(r"^FROM ", renderings[name].dockerfile, flags=re.MULTILINE)
         compiling = {
-            each.split()[2]
-            for each in stages
-            if re.search(r"^[^#]*\b(gcc|make|ninja) [-$]", each, re.MULTILINE)
+            stage.split()[2]
+            for stage in stages
+            if re.search(r"^[^#]*\b(gcc|make|ninja) [-$]", stage, re.MULTILINE)
         }
         looked_at = {check.component for check in plan.checks if check.kind == "hardened-libraries"}
         assert compiling == looked_at, name
         assert all(
-            "-Wl,-z,relro,-z,now" in each
-            for each in stages
-            if each.split()[2:3] and each.split()[2] in compiling
+            "-Wl,-z,relro,-z,now" in stage
+            for stage in stages
+            if stage.split()[2:3] and stage.split()[2] in compiling
         )
         seen |= compiling
     assert seen == {"aws-ofi-nccl", "gdrcopy", "hostname-shim", "libfabric-cuda", "rdma-core"}

@@ -1,5 +1,5 @@
-"""No step of a Dockerfile has a secret while other people's code runs, or after
-it could have changed the stage.
+"""Test that no step of a Dockerfile has a secret while other people's code runs, or after it could
+have changed the stage.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ MAY = {
 AFTERWARDS = frozenset(
     {"/opt/builder/bin/trim-python-packages", "rm", "mv", "cp", "mkdir", "find", "touch"}
 )
-"""What may follow in a step with logins: our own, and the distribution's.
+"""Programs that may follow in a step with logins: our own, and the distribution's.
 
-None of them runs what was downloaded.
+None of these programs runs a downloaded file.
 """
 
 AFTER_APT = AFTERWARDS | {"ldconfig", "/usr/bin/python3", "chmod"}
@@ -58,18 +58,18 @@ def commands(step: str) -> list[list[str]]:
     words = shlex.split(step.removeprefix("RUN "))
     while words and words[0].startswith("--mount="):
         words.pop(0)
-    found: list[list[str]] = [[]]
+    command_words: list[list[str]] = [[]]
     for word in words:
         if word in ("&&", ";") or (word.endswith(";") and word != ";"):
-            found[-1] += [word.rstrip(";")] if word not in ("&&", ";") else []
-            found.append([])
+            command_words[-1] += [word.rstrip(";")] if word not in ("&&", ";") else []
+            command_words.append([])
         else:
-            found[-1].append(word)
-    return [each for each in found if each]
+            command_words[-1].append(word)
+    return [command for command in command_words if command]
 
 
 def program(words: list[str]) -> str:
-    """Return the program of a command, without what the shell itself does before it."""
+    """Return the program of a command, without the words of the shell itself before it."""
     words = list(words)
     while words and words[0] in ("do", "then"):
         words.pop(0)
@@ -77,23 +77,25 @@ def program(words: list[str]) -> str:
 
 
 def faults(dockerfile: str) -> Iterator[str]:
-    """Yield what is wrong with a Dockerfile, in words."""
+    """Yield the faults of a Dockerfile, in words."""
     stage, spoiled = "", ""
-    for each in instructions(dockerfile):
-        if each.startswith("FROM "):
-            stage, spoiled = each.split()[-1], ""
+    for instruction in instructions(dockerfile):
+        if instruction.startswith("FROM "):
+            stage, spoiled = instruction.split()[-1], ""
         # Of that stage comes a folder of wheels, which are unpacked as any other.
         if (
-            each.startswith("COPY --from=")
-            and each != f"COPY --from={stage}-archives /opt/built /opt/built"
+            instruction.startswith("COPY --from=")
+            and instruction != f"COPY --from={stage}-archives /opt/built /opt/built"
         ):
-            spoiled = spoiled or each
-        if not each.startswith("RUN "):
+            spoiled = spoiled or instruction
+        if not instruction.startswith("RUN "):
             continue
-        secrets = tuple(sorted(SECRET.findall(each)))
+        secrets = tuple(sorted(SECRET.findall(instruction)))
         if not secrets:
-            # It only removes NVIDIA's own archive.
-            spoiled = spoiled or ("" if each.startswith("RUN rm -f /etc/apt/") else each)
+            # The command only removes NVIDIA's own archive.
+            spoiled = spoiled or (
+                "" if instruction.startswith("RUN rm -f /etc/apt/") else instruction
+            )
             continue
         where = f"{stage}: {', '.join(secrets)}"
         if secrets not in MAY:
@@ -102,29 +104,31 @@ def faults(dockerfile: str) -> Iterator[str]:
         logins = bool(LOGINS & set(secrets))
         if logins and spoiled:
             yield f"{where}: after {spoiled}"
-        if MAY[secrets] not in each:
+        if MAY[secrets] not in instruction:
             yield f"{where}: without {MAY[secrets]}"
-        for words in commands(each):
+        for words in commands(instruction):
             name = program(words)
             own = " ".join(words).startswith(MAY[secrets])
             shell = name in ("export", "for", "done", "if", "fi") or not name
             if not (own or shell or name in (AFTERWARDS if logins else AFTER_APT)):
                 yield f"{where}: runs {' '.join(words)}"
-        if MAY[secrets].startswith("python3") and "--only-binary :all:" not in each:
+        if MAY[secrets].startswith("python3") and "--only-binary :all:" not in instruction:
             yield f"{where}: pip may build"
 
 
 def test_what_has_secrets_runs_no_other_code_in_every_target(facts: Facts) -> None:
-    found = {
+    secret_faults = {
         f"{facts.name_of(row)}: {fault}"
         for row in facts.targets
         for fault in faults(render(plan_row(row, facts), facts, check=False).dockerfile)
     }
-    # It calls apt itself, with apt's settings: AWS's own installer, which is a
-    # file with a recorded hash.
-    vendors = {each for each in found if "keep-changes /opt/root ./efa_installer.sh" in each}
-    assert all("-vendor: " in each for each in vendors)
-    assert found - vendors == set()
+    # The installer calls apt itself, with apt's settings: AWS's own installer, which is a file with
+    # a recorded hash.
+    vendors = {
+        fault for fault in secret_faults if "keep-changes /opt/root ./efa_installer.sh" in fault
+    }
+    assert all("-vendor: " in vendor for vendor in vendors)
+    assert secret_faults - vendors == set()
 
 
 def test_source_archives_are_built_in_a_stage_without_a_secret_after_it_began(facts: Facts) -> None:
@@ -134,7 +138,9 @@ def test_source_archives_are_built_in_a_stage_without_a_secret_after_it_began(fa
     rendering = render(plan_row(row, facts), facts)
     text = rendering.dockerfile
     stage = text.partition("FROM builder AS sagemaker-training-archives\n")[2].partition("\n\n")[0]
-    fetched, built = (each for each in instructions(stage) if each.startswith("RUN "))
+    fetched, built = (
+        instruction for instruction in instructions(stage) if instruction.startswith("RUN ")
+    )
     assert SECRET.findall(fetched)
     assert not SECRET.findall(built)
     assert "/opt/builder/bin/build-archives" in built
@@ -151,7 +157,7 @@ ARCHIVES = "RUN --mount=type=bind,source=requirements/sagemaker-training-archive
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "says"),
+    ("before", "after", "message"),
     [
         ("/opt/builder/bin/fetch-archives", "make && /opt/builder/bin/fetch-archives", "runs make"),
         ("    && rm /opt/venv", "    && ./configure && rm /opt/venv", "runs ./configure"),
@@ -164,7 +170,7 @@ ARCHIVES = "RUN --mount=type=bind,source=requirements/sagemaker-training-archive
     ],
 )
 def test_a_step_that_has_secrets_for_more_is_found(
-    facts: Facts, before: str, after: str, says: str
+    facts: Facts, before: str, after: str, message: str
 ) -> None:
     row = next(
         row for row in facts.targets if facts.name_of(row) == "pytorch-2.13.0-cpu-py311-debian12"
@@ -172,4 +178,4 @@ def test_a_step_that_has_secrets_for_more_is_found(
     text = render(plan_row(row, facts), facts, check=False).dockerfile
     assert not list(faults(text))
     assert before in text
-    assert says in "; ".join(faults(text.replace(before, after)))
+    assert message in "; ".join(faults(text.replace(before, after)))

@@ -36,7 +36,7 @@ def test_every_value_reaches_the_shell_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "found"),
+    ("name", "value_before", "value_after"),
     [
         pytest.param(
             "LANG", "de_DE.UTF-8", "de_DE.UTF-8", id="what the container was started with counts"
@@ -50,8 +50,10 @@ def test_every_value_reaches_the_shell_as_it_is(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_set_already(tmp_path: Path, name: str, given: str, found: str) -> None:
-    assert after_profile(tmp_path, ODD, {name: given})[name] == found
+def test_what_is_set_already(
+    tmp_path: Path, name: str, value_before: str, value_after: str
+) -> None:
+    assert after_profile(tmp_path, ODD, {name: value_before})[name] == value_after
 
 
 def test_sshd_gets_one_line_in_its_own_quoting() -> None:

@@ -1,4 +1,4 @@
-"""The steps of a build: counted in the Dockerfile, and found again in what engines say."""
+"""Test the steps of a build: counted in the Dockerfile, and found again in the engines' output."""
 
 from __future__ import annotations
 

@@ -113,11 +113,11 @@ def test_contents_are_files_packages_and_distributions_with_owners(tmp_path: Pat
     (tmp_path / "opt/trainworks").mkdir()
     (tmp_path / "opt/trainworks/image.json").write_text('{"name": "x"}')
     request: Request = {"root": str(tmp_path), "contents": "digests"}
-    found = probe_request.ask(Here(), request, interpreter=sys.executable)["contents"]
-    assert dict(found["packages"]) == {"libc6": "2.36-9"}
-    assert dict(found["python"]) == {"my-package": "1.0"}
-    assert json.loads(found["manifest"]) == {"name": "x"}
-    files = {path: (size, what, owner) for path, size, _, what, owner in found["files"]}
+    contents = probe_request.ask(Here(), request, interpreter=sys.executable)["contents"]
+    assert dict(contents["packages"]) == {"libc6": "2.36-9"}
+    assert dict(contents["python"]) == {"my-package": "1.0"}
+    assert json.loads(contents["manifest"]) == {"name": "x"}
+    files = {path: (size, file, owner) for path, size, _, file, owner in contents["files"]}
     digest = hashlib.sha256(b"print()\n").hexdigest()
     assert files[f"{PACKAGES}/my/code.py"] == (8, digest, "python my-package")
     assert files[f"{PACKAGES}/my/twin.py"] == (
@@ -134,7 +134,7 @@ def test_contents_are_files_packages_and_distributions_with_owners(tmp_path: Pat
 
 
 def test_a_debian_package_belongs_to_the_component_that_asks_for_it(facts: Facts) -> None:
-    """What others only need is the system's, as is what nothing but the system asks for."""
+    """Count a package that only other packages or the system need as the system's."""
     plan = plan_of_target(CPU, facts)
     assert plan is not None
     compiler = next(step for step in plan.steps if step.component == "compiler")
@@ -186,24 +186,24 @@ def test_of_a_foreign_image_packages_are_known_and_no_budget(facts: Facts) -> No
 
 def test_a_difference_has_packages_files_and_settings() -> None:
     changed = replace(AFTER.image, environment={"LANG": "C", "NEW": "1"}, entry_point=("/bin/sh",))
-    found = compare_images(
+    difference = compare_images(
         BEFORE, replace(AFTER, image=changed, packages={"libc6": "2.36-9", "curl": "8"})
     )
-    assert found.components == (Change(name="torch", before="2.12.0", after="2.13.0"),)
-    assert found.python == (
+    assert difference.components == (Change(name="torch", before="2.12.0", after="2.13.0"),)
+    assert difference.python == (
         Change(name="networkx", before="3.6.1", after=None),
         Change(name="sympy", before=None, after="1.14.0"),
         Change(name="torch", before="2.12.0", after="2.13.0"),
     )
-    assert found.packages == (Change(name="curl", before=None, after="8"),)
-    assert [change.name for change in found.environment] == ["LANG", "NEW"]
-    assert [change.name for change in found.settings] == ["entry point"]
-    assert [file.path for file in found.files if file.after is None] == [
+    assert difference.packages == (Change(name="curl", before=None, after="8"),)
+    assert [change.name for change in difference.environment] == ["LANG", "NEW"]
+    assert [change.name for change in difference.settings] == ["entry point"]
+    assert [file.path for file in difference.files if file.after is None] == [
         f"{PACKAGES}/networkx/graph.py",
         "/srv/mine",
     ]
-    assert found.folders[0].folder == f"{PACKAGES}/torch"
-    text = as_text(found)
+    assert difference.folders[0].folder == f"{PACKAGES}/torch"
+    text = as_text(difference)
     for expected in (
         "Python packages: 1 added, 1 removed, 1 changed",
         "~ torch 2.12.0 -> 2.13.0",
@@ -237,8 +237,10 @@ def test_a_difference_is_nothing_of_an_image_to_itself_and_mirrors(
 def test_a_change_of_rights_or_of_content_is_a_change() -> None:
     files = {"/a": ImageFile(path="/a", size=1, mode=0o644, content="x")}
     for other in (replace(files["/a"], mode=0o755), replace(files["/a"], content="y")):
-        found = compare_images(replace(BEFORE, files=files), replace(BEFORE, files={"/a": other}))
-        assert found.files == (FileChange(path="/a", before=1, after=1),)
+        difference = compare_images(
+            replace(BEFORE, files=files), replace(BEFORE, files={"/a": other})
+        )
+        assert difference.files == (FileChange(path="/a", before=1, after=1),)
 
 
 @pytest.mark.parametrize(

@@ -78,20 +78,24 @@ def changed(image: BuiltByCommand, tmp_path_factory: pytest.TempPathFactory) -> 
 def test_a_difference_between_real_images_is_what_was_done(
     base: str, changed: str, tmp_path: Path
 ) -> None:
-    found: dict[str, Any] = json.loads(command(tmp_path, "diff", base, changed, "--format", "json"))
-    assert set(found) == promised("diff")
-    assert [(row["name"], row["after"]) for row in found["python"]] == [("networkx", None)]
-    assert [(row["name"], row["after"]) for row in found["packages"]] == [("media-types", None)]
-    assert found["components"] == []
-    assert [(row["name"], row["before"], row["after"]) for row in found["environment"]] == [
+    difference: dict[str, Any] = json.loads(
+        command(tmp_path, "diff", base, changed, "--format", "json")
+    )
+    assert set(difference) == promised("diff")
+    assert [(row["name"], row["after"]) for row in difference["python"]] == [("networkx", None)]
+    assert [(row["name"], row["after"]) for row in difference["packages"]] == [
+        ("media-types", None)
+    ]
+    assert difference["components"] == []
+    assert [(row["name"], row["before"], row["after"]) for row in difference["environment"]] == [
         ("NEW_VARIABLE", None, "1")
     ]
-    assert {row["name"] for row in found["labels"]} == {"maker"}
-    assert [(row["name"], row["after"]) for row in found["settings"]] == [
+    assert {row["name"] for row in difference["labels"]} == {"maker"}
+    assert [(row["name"], row["after"]) for row in difference["settings"]] == [
         ("arguments", ""),
         ("entry point", "/bin/sh"),
     ]
-    files = {row["path"]: (row["before"], row["after"]) for row in found["files"]}
+    files = {row["path"]: (row["before"], row["after"]) for row in difference["files"]}
     assert files["/srv/new/zeros"] == (None, 3_000_000)
     size, now = files["/etc/profile"]
     assert size == now, "only its mode is another"
@@ -101,12 +105,12 @@ def test_a_difference_between_real_images_is_what_was_done(
         if not path.startswith(("/opt/venv/", "/srv/new/", "/var/", "/usr/share/"))
     }
     assert outside <= {"/etc/profile", "/etc/mime.types"}
-    growth = {row["folder"]: row["growth"] for row in found["folders"]}
+    growth = {row["folder"]: row["growth"] for row in difference["folders"]}
     assert growth["/srv/new"] == 3_000_000
     assert -8_000_000 < growth["/opt/venv/lib/python3.11/site-packages/networkx"] < -3_000_000, (
         "with its bytecode, if any"
     )
-    assert len(found["layers"]) == 2
+    assert len(difference["layers"]) == 2
 
 
 def test_a_size_report_adds_up(base: str, tmp_path: Path) -> None:

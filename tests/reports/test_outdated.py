@@ -1,4 +1,6 @@
-"""What `build.py outdated` says of apt's answer; `tests/image/test_outdated.py` asks a real one."""
+"""Test the report of `build.py outdated` on apt's answer; `tests/image/test_outdated.py` asks a
+real one.
+"""
 
 from __future__ import annotations
 
@@ -73,9 +75,8 @@ def tree_of_files(*files: str, links: dict[str, str] | None = None, **contents: 
         while folder := folder.rpartition("/")[0]:
             tree.members.setdefault(folder, TreeMember(kind="folder", mode=0o755, owner=0))
         target = (links or {}).get(path, "")
-        tree.members[path] = TreeMember(
-            kind="link" if target else "file", mode=0o755, owner=0, target=target
-        )
+        kind = "link" if target else "file"
+        tree.members[path] = TreeMember(kind=kind, mode=0o755, owner=0, target=target)
     tree.contents = {
         path: contents["venv"].encode() for path in files if path.endswith("pyvenv.cfg")
     }
@@ -93,14 +94,14 @@ VENV = "/opt/venv/lib/python3.11/site-packages"
 
 
 @pytest.mark.parametrize(
-    ("settings", "found"),
+    ("settings", "distributions"),
     [
         ("include-system-site-packages = false\n", {"a": "1.0+cpu", "b-c": "2"}),
         ("include-system-site-packages = true\n", {"a": "1.0+cpu", "b-c": "2", "system": "3"}),
     ],
 )
 def test_the_distributions_of_the_python_on_path_are_read(
-    settings: str, found: dict[str, str]
+    settings: str, distributions: dict[str, str]
 ) -> None:
     tree = tree_of_files(
         "/opt/venv/pyvenv.cfg",
@@ -120,14 +121,14 @@ def test_the_distributions_of_the_python_on_path_are_read(
     )
     for path in [path for path in tree.members if path.endswith(".dist-info")]:
         assert tree.kind(path) == "folder"
-    assert installed_distributions(tree, IMAGE) == ("3.11", found)
+    assert installed_distributions(tree, IMAGE) == ("3.11", distributions)
 
 
 def test_an_image_without_python_has_no_distributions() -> None:
     assert installed_distributions(tree_of_files("/usr/bin/sh", venv=""), IMAGE) == ("", {})
 
 
-# --- what else an image lacks ---------------------------------------------------------------------
+# --- other gaps of an image -----------------------------------------------------------------------
 
 
 def locked(name: str, version: str, *, build: bool = False) -> LockedPackage:
@@ -156,11 +157,11 @@ def test_only_suites_of_security_updates_have_security_updates() -> None:
 def test_a_framework_without_patches_is_that_of_the_target_or_of_what_is_installed(
     facts: Facts,
 ) -> None:
-    ended = {(end.framework, end.version) for end in facts.ends}
+    frameworks_ended = {(end.framework, end.version) for end in facts.ends}
     for row in facts.targets:
-        found = ended_framework(row, {}, facts)
+        framework = ended_framework(row, {}, facts)
         minor = ".".join(row.version.split(".")[:2])
-        assert (found is not None) == ((row.framework, minor) in ended)
+        assert (framework is not None) == ((row.framework, minor) in frameworks_ended)
     old = ended_framework(None, {"torch": "2.4.1+cu121"}, facts)
     assert old is not None
     assert (old.framework, old.version, old.successor) == ("pytorch", "2.4", "2.5")
@@ -178,8 +179,8 @@ def test_components_of_other_versions_than_todays_rows_are_listed(facts: Facts) 
     assert moved_components(json.dumps(manifest).encode(), named, facts) == ()
     manifest["components"]["open-mpi"] = {"version": "5.0.1"}
     manifest["components"]["gone"] = {"version": "1"}
-    (found,) = moved_components(json.dumps(manifest).encode(), named, facts)
-    assert found == Update(name="open-mpi", installed="5.0.1", update=versions["open-mpi"])
+    (update,) = moved_components(json.dumps(manifest).encode(), named, facts)
+    assert update == Update(name="open-mpi", installed="5.0.1", update=versions["open-mpi"])
     assert moved_components(b"[", named, facts) == ()
     assert moved_components(json.dumps(manifest).encode(), None, facts) == ()
 
@@ -191,8 +192,8 @@ def server() -> Iterator[Server]:
 
 
 class Service:
-    """A service with OSV's interface on loopback: what is published, and the
-    pages of one distribution.
+    """A service with OSV's interface on loopback: the published advisories, and the pages of one
+    distribution.
     """
 
     def __init__(self, server: Server) -> None:
@@ -240,13 +241,15 @@ class Service:
         results: list[dict[str, Any]] = []
         for query in content["queries"]:
             key = query["package"]["name"], query["version"]
-            found = self.published.get(key, [])
+            advisories = self.published.get(key, [])
             # One at a time: the rest is on another page.
             place = int(query.get("page_token", "0"))
             page: dict[str, Any] = (
-                {"vulns": [{"id": number} for number in found[place : place + 1]]} if found else {}
+                {"vulns": [{"id": number} for number in advisories[place : place + 1]]}
+                if advisories
+                else {}
             )
-            if place + 1 < len(found):
+            if place + 1 < len(advisories):
                 page["next_page_token"] = str(place + 1)
             results.append(page)
         answer = json.dumps({"results": results}).encode()
@@ -261,11 +264,14 @@ def test_published_advisories_are_asked_by_version_with_their_next_fix(
 ) -> None:
     service = Service(server)
     installed = {"torch": "2.4.1+cu121", "requests": "2.30.0", "numpy": "2.0"}
-    found, unknown = published_advisories(
+    advisories, unknown = published_advisories(
         installed, facts, read_host_settings({}), {OSV: service.address}
     )
     assert unknown == ()
-    assert [(each.name, each.identifier, each.fixed, each.summary) for each in found] == [
+    assert [
+        (advisory.name, advisory.identifier, advisory.fixed, advisory.summary)
+        for advisory in advisories
+    ] == [
         ("requests", "PYSEC-two", "", ""),
         ("torch", "CVE-2025-1", "2.6.0", "remote code"),
     ]
@@ -281,10 +287,10 @@ def test_a_service_that_does_not_answer_is_a_line_and_no_failure(
 ) -> None:
     server.serve("/v1/querybatch", answer)
     for address in (server.url, f"{server.url}/nowhere", ""):
-        found, (sentence,) = published_advisories(
+        advisories, (sentence,) = published_advisories(
             {"torch": "2"}, facts, read_host_settings({}), {OSV: address}
         )
-        assert found == ()
+        assert advisories == ()
         assert sentence.startswith("advisories about Python packages were not compared: ")
 
 

@@ -31,7 +31,7 @@ Members = Mapping[str, bytes | tarfile.TarInfo]
 class Archive:
     """The one thing that is asked of an engine: an archive of an image.
 
-    ``words`` is why it ends too early.
+    ``words`` is why the archive ends too early.
     """
 
     name: str = "docker"
@@ -89,19 +89,19 @@ IMAGE = replace(IMAGE, labels={LAYERS_LABEL: layers_of(IMAGE)})
 
 
 def lines(*layers: bytes) -> list[str]:
-    """Return what is told of an image of these layers, which was built with two."""
+    """Return the lines about an image of these layers, which was built with two."""
     image = replace(IMAGE, layers=tuple(map(digest_of, layers)))
     intact, outcome = compare_layers(image, cast("Engine", Archive(content=saved(*layers))))
     assert intact.passed
     assert outcome.passed == (not outcome.detail)
-    found = outcome.detail.splitlines()
+    detail_lines = outcome.detail.splitlines()
     if len(layers) != 2:
-        assert found.pop(0) == f"the image has {len(layers)} layers, and was built with 2"
-    return found
+        assert detail_lines.pop(0) == f"the image has {len(layers)} layers, and was built with 2"
+    return detail_lines
 
 
 def on_top(members: Members) -> list[str]:
-    """Return what is told of the image that was built and a layer on top of it."""
+    """Return the lines about the built image with a layer on top of it."""
     return lines(BASE, SYSTEM, packed(members))
 
 
@@ -172,9 +172,9 @@ def saved(*layers: bytes) -> bytes:
     ],
 )
 def test_bytes_that_are_not_those_of_their_digest_are_told(engine: Archive, expected: str) -> None:
-    found, _ = compare_layers(IMAGE, cast("Engine", engine))
-    assert found.passed == (not expected)
-    assert found.detail.startswith(expected)
+    result, _ = compare_layers(IMAGE, cast("Engine", engine))
+    assert result.passed == (not expected)
+    assert result.detail.startswith(expected)
 
 
 def test_an_engine_that_fails_for_another_reason_says_nothing_of_the_image() -> None:
@@ -227,13 +227,13 @@ DAY = 86_400
     ],
 )
 def test_each_fact_of_a_path_is_compared(member: tarfile.TarInfo, expected: str) -> None:
-    (told,) = on_top({member.name: member})
-    assert told.removesuffix(" (layer 1 on top)") == expected
+    (line,) = on_top({member.name: member})
+    assert line.removesuffix(" (layer 1 on top)") == expected
 
 
 def test_an_empty_layer_on_top_is_told() -> None:
-    (told,) = on_top({})
-    assert told.startswith("layer 1 on top changes no file")
+    (line,) = on_top({})
+    assert line.startswith("layer 1 on top changes no file")
 
 
 def test_a_hard_link_has_the_facts_of_its_file() -> None:
@@ -259,10 +259,10 @@ def test_what_was_made_from_an_image_is_not_taken_for_it() -> None:
         (replace(built, layers=(*built.layers, digest_of(OTHER))), False),
         (IMAGE, False),
     ):
-        found = unchanged_image(spec, cast("Engine", Store(image)), BuildOptions())
-        assert (found is not None) == taken
+        image_unchanged = unchanged_image(spec, cast("Engine", Store(image)), BuildOptions())
+        assert (image_unchanged is not None) == taken
 
 
 def test_a_large_layer_is_told_in_few_lines() -> None:
-    found = on_top({f"opt/{number:03}": tarfile.REGTYPE for number in range(300)})
-    assert found == ["/opt/ (300 files, as /opt/000) is new (layer 1 on top)"]
+    change_lines = on_top({f"opt/{number:03}": tarfile.REGTYPE for number in range(300)})
+    assert change_lines == ["/opt/ (300 files, as /opt/000) is new (layer 1 on top)"]

@@ -1,4 +1,4 @@
-"""What `tools/release` writes down of a target: where its image is, and what changed."""
+"""Test the record of `tools/release` about a target: the place of its image, and the changes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ BUILT = Built(
 def bill(**versions: str) -> dict[str, Any]:
     return {
         "components": [
-            {"purl": f"pkg:pypi/{name}@{each}", "version": each} for name, each in versions.items()
+            {"purl": f"pkg:pypi/{name}@{version}", "version": version}
+            for name, version in versions.items()
         ]
     }
 
@@ -154,10 +155,10 @@ def test_a_release_without_its_results_is_not_written_down(file: str, results: P
 
 
 def test_each_version_but_the_newest_has_its_end_of_patches(facts: Facts) -> None:
-    ends = {
-        facts.name_of(row): end.date if (end := facts.end_of_patch(row)) else ""
-        for row in facts.targets
-    }
+    ends = {}
+    for row in facts.targets:
+        end = facts.end_of_patch(row)
+        ends[facts.name_of(row)] = end.date if end else ""
     assert ends["pytorch-2.4.1-cu121-py311-debian12"] == "2024-10-17"
     newest: dict[str, str] = {}
     for row in sorted_rows(facts):

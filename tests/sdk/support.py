@@ -1,8 +1,8 @@
 """Local mode of the SageMaker Python SDK: a real client in its own environment,
 real containers, no network for either.
 
-The client runs in an empty network namespace, so that whatever it looks up outside fails; Docker is
-a socket in the file system. The job's containers are on the network that the client makes for them.
+The client runs in an empty network namespace, so that every look-up outside fails; Docker is a
+socket in the file system. The job's containers are on the network that the client makes for them.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ PIP_CHANNEL = "pip"
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """What came of a job.
+    """The result of a job.
 
     Attributes:
         error: The client's exception, as ``Type: text``, empty if it raised none.
-        output: What the client and the containers printed.
+        output: Output of the client and the containers.
         model: Files of the model archive that the client handed back, name to content.
         outputs: Files of the archive of the hosts' output directories,
             likewise; there on failure too.
@@ -54,10 +54,10 @@ class Ended:
     outputs: Mapping[str, str] = field(default_factory=dict)
 
     def world(self) -> list[dict[str, Any]]:
-        """Return what each process of the job told rank 0, in the order of ranks."""
+        """Return the report of each process to rank 0, in the order of ranks."""
         assert self.error == "", self.output[-6000:]
-        found: list[dict[str, Any]] = json.loads(self.model["model.json"])
-        return found
+        processes: list[dict[str, Any]] = json.loads(self.model["model.json"])
+        return processes
 
 
 def run_client(line: str, job: Mapping[str, Any], folder: Path, store: str = "") -> Ended:
@@ -80,13 +80,13 @@ def run_client(line: str, job: Mapping[str, Any], folder: Path, store: str = "")
         "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}},
     }
     (folder / "config.yaml").write_text(json.dumps(settings), encoding="utf-8")
-    kept = {
+    variables = {
         name: os.environ[name]
         for name in ("PATH", "DOCKER_HOST", "DOCKER_CONFIG")
         if name in os.environ
     }
     environment = {
-        **kept,
+        **variables,
         "HOME": str(folder),
         "TMPDIR": str(folder),
         "LANG": "C.UTF-8",
@@ -107,9 +107,10 @@ def run_client(line: str, job: Mapping[str, Any], folder: Path, store: str = "")
     )
     with removed_afterwards(folder, environment):
         try:
+            prefix = () if store else isolated
             done = subprocess.run(
                 (
-                    *(() if store else isolated),
+                    *prefix,
                     str(python),
                     str(HERE / "clients" / f"{line}.py"),
                     "job.json",
@@ -123,19 +124,21 @@ def run_client(line: str, job: Mapping[str, Any], folder: Path, store: str = "")
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            said = (error.stdout or b"").decode(errors="replace")
-            pytest.fail(
-                f"the client has not ended\n{said[-6000:]}\n{_where_it_is(folder, environment)}"
-            )
+            client_output = (error.stdout or b"").decode(errors="replace")
+            place = _where_it_is(folder, environment)
+            pytest.fail(f"the client has not ended\n{client_output[-6000:]}\n{place}")
         output = done.stdout.decode(errors="replace")
         assert done.returncode == 0, output[-6000:]
         result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        model = (
+            _read_archive(Path(urlsplit(result["model"]).path))
+            if result["model"] and not store
+            else {}
+        )
         return Ended(
             error=result["error"],
             output=output,
-            model=_read_archive(Path(urlsplit(result["model"]).path))
-            if result["model"] and not store
-            else {},
+            model=model,
             outputs={
                 name: text
                 for archive in folder.glob("**/compressed_artifacts/output.tar.gz")
@@ -146,7 +149,7 @@ def run_client(line: str, job: Mapping[str, Any], folder: Path, store: str = "")
 
 def _where_it_is(folder: Path, environment: Mapping[str, str]) -> str:
     """Return the processes and the last lines of the containers of a job that does not end."""
-    found: list[str] = []
+    places: list[str] = []
 
     def ask(*words: str) -> str:
         done = subprocess.run(
@@ -165,12 +168,12 @@ def _where_it_is(folder: Path, environment: Mapping[str, str]) -> str:
                 "{{.Name}} {{.State.Status}} {{.State.ExitCode}}",
                 container,
             )
-            found += [
+            places += [
                 state,
                 ask("docker", "top", container),
                 ask("docker", "logs", "--tail", "40", container),
             ]
-    return "\n".join(found)
+    return "\n".join(places)
 
 
 def _compose_files(folder: Path) -> list[Path]:
@@ -231,8 +234,7 @@ def pip_settings(folder: Path) -> tuple[Path, dict[str, str]]:
     """Return a folder that carries this machine's pip settings into a job, and
     the variables that make pip read it.
 
-    Jobs on a machine behind a mirror or an intercepting proxy need both; that
-    is what docs/jobs.md says to do.
+    Jobs on a machine behind a mirror or an intercepting proxy need both, as docs/jobs.md says.
     """
     settings = read_host_settings(os.environ)
     folder.mkdir()

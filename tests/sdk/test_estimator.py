@@ -64,17 +64,17 @@ def store(image: str) -> Iterator[str]:
 
 def test_code_through_s3(image: str, tmp_path: Path, store: str) -> None:
     """The client uploads the code, every host fetches it for itself."""
-    ended = fit(
+    result = fit(
         image,
         tmp_path,
         "plain.py",
         store=store,
         distribution={"torch_distributed": {"enabled": True}},
     )
-    assert ended.error == "", ended.output[-6000:]
-    assert ended.output.count(f"fetching s3://{BUCKET}/") == 2
-    # Compose stops the other host when one has ended, whatever that one has yet to print.
-    assert "job succeeded on every host" in ended.output
+    assert result.error == "", result.output[-6000:]
+    assert result.output.count(f"fetching s3://{BUCKET}/") == 2
+    # Compose stops the other host when one has ended, even before the last lines of that one.
+    assert "job succeeded on every host" in result.output
 
 
 def fit(
@@ -129,13 +129,13 @@ ARGUMENTS = [
 def test_a_plain_script_gets_its_values_as_they_are_and_the_leader_writes_the_model(
     image: str, tmp_path: Path
 ) -> None:
-    ended = fit(image, tmp_path, "plain.py", hyperparameters=VALUES)
-    (leader,) = ended.world()
+    result = fit(image, tmp_path, "plain.py", hyperparameters=VALUES)
+    (leader,) = result.world()
     assert leader["host"].startswith("algo-1-")
     assert leader["arguments"] == ARGUMENTS
-    assert "grüße, 日本" in ended.output
-    assert "success" in ended.outputs
-    assert "failure" not in ended.outputs
+    assert "grüße, 日本" in result.output
+    assert "success" in result.outputs
+    assert "failure" not in result.outputs
 
 
 DOCUMENTED = "--mca btl_vader_single_copy_mechanism none -x GREETING='two words'"
@@ -148,8 +148,8 @@ def test_two_hosts_with_two_processes_are_one_world_of_four(image: str, tmp_path
     distribution = {
         "mpi": {"enabled": True, "processes_per_host": 2, "custom_mpi_options": DOCUMENTED}
     }
-    ended = fit(image, tmp_path, "world.py", distribution=distribution, hyperparameters=VALUES)
-    assert_world_of_four(ended, ARGUMENTS, greeting="two words")
+    result = fit(image, tmp_path, "world.py", distribution=distribution, hyperparameters=VALUES)
+    assert_world_of_four(result, ARGUMENTS, greeting="two words")
 
 
 def test_model_parallel_jobs_start_with_the_library_of_the_image(
@@ -161,27 +161,27 @@ def test_model_parallel_jobs_start_with_the_library_of_the_image(
         },
         "mpi": {"enabled": True, "processes_per_host": 2, "custom_mpi_options": DOCUMENTED},
     }
-    ended = fit(image, tmp_path, "world.py", distribution=distribution)
-    assert_world_of_four(ended, ["--mp_parameters", "ddp=True,partitions=2"], greeting="two words")
-    assert "the image has no smp" not in ended.output
+    result = fit(image, tmp_path, "world.py", distribution=distribution)
+    assert_world_of_four(result, ["--mp_parameters", "ddp=True,partitions=2"], greeting="two words")
+    assert "the image has no smp" not in result.output
 
 
-def assert_world_of_four(ended: Ended, arguments: list[str], greeting: str = "") -> None:
+def assert_world_of_four(result: Ended, arguments: list[str], greeting: str = "") -> None:
     """Assert that four processes met, two on each host, leader first, each with
     these arguments and this variable.
     """
-    world = ended.world()
+    world = result.world()
     hosts = [process["host"] for process in world]
     assert [host.rpartition("-")[0] for host in hosts] == [
         "algo-1",
         "algo-1",
         "algo-2",
         "algo-2",
-    ], ended.output[-3000:]
+    ], result.output[-3000:]
     assert [process["arguments"] for process in world] == [arguments] * 4
     assert [process["greeting"] for process in world] == [greeting] * 4
     for rank, host in enumerate(hosts):
-        assert f"rank {rank} of 4 on {host}" in ended.output
+        assert f"rank {rank} of 4 on {host}" in result.output
 
 
 @pytest.mark.parametrize(
@@ -201,44 +201,48 @@ def assert_world_of_four(ended: Ended, arguments: list[str], greeting: str = "")
 def test_data_parallel_jobs_start_one_process_per_host_without_gpus_with_the_library_of_the_image(
     image: str, tmp_path: Path, distribution: dict[str, Any]
 ) -> None:
-    ended = fit(image, tmp_path, "world.py", distribution=distribution, hyperparameters=VALUES)
-    assert [process["host"][:6] for process in ended.world()] == ["algo-1", "algo-2"]
-    assert not re.search("warning: .*smddp", ended.output)
+    result = fit(image, tmp_path, "world.py", distribution=distribution, hyperparameters=VALUES)
+    assert [process["host"][:6] for process in result.world()] == ["algo-1", "algo-2"]
+    assert not re.search("warning: .*smddp", result.output)
 
 
 def test_torch_distributed_starts_torchrun_on_every_host(image: str, tmp_path: Path) -> None:
     """The client has no word for processes per host here; without GPUs the launcher starts one."""
     distribution = {"torch_distributed": {"enabled": True}}
-    ended = fit(image, tmp_path, "world.py", distribution=distribution, hyperparameters=VALUES)
-    assert [process["host"][:6] for process in ended.world()] == ["algo-1", "algo-2"]
+    result = fit(image, tmp_path, "world.py", distribution=distribution, hyperparameters=VALUES)
+    assert [process["host"][:6] for process in result.world()] == ["algo-1", "algo-2"]
 
 
 def test_what_the_generic_estimator_drops_can_be_said_as_hyperparameters(
     image: str, tmp_path: Path
 ) -> None:
     """`Estimator` accepts `distribution` and sends nothing of it: docs/jobs.md."""
-    asked = {"sagemaker_mpi_enabled": True, "sagemaker_mpi_num_of_processes_per_host": 2}
-    ended = fit(
-        image, tmp_path, "world.py", estimator="Estimator", hyperparameters={**VALUES, **asked}
+    hyperparameters = {"sagemaker_mpi_enabled": True, "sagemaker_mpi_num_of_processes_per_host": 2}
+    result = fit(
+        image,
+        tmp_path,
+        "world.py",
+        estimator="Estimator",
+        hyperparameters={**VALUES, **hyperparameters},
     )
-    assert_world_of_four(ended, ARGUMENTS)
+    assert_world_of_four(result, ARGUMENTS)
 
 
 def test_the_client_sees_a_failing_script_and_its_status(image: str, tmp_path: Path) -> None:
-    ended = fit(image, tmp_path, "fails.py")
-    assert ended.error.startswith("RuntimeError: ")
-    assert ended.error.endswith("Process exited with code: 42")
-    assert "cannot read /no/such/data" in ended.output
-    assert "/no/such/data" in ended.outputs["failure"]
-    assert "algo-2" in ended.outputs["failure"]
-    assert "success" not in ended.outputs
+    result = fit(image, tmp_path, "fails.py")
+    assert result.error.startswith("RuntimeError: ")
+    assert result.error.endswith("Process exited with code: 42")
+    assert "cannot read /no/such/data" in result.output
+    assert "/no/such/data" in result.outputs["failure"]
+    assert "algo-2" in result.outputs["failure"]
+    assert "success" not in result.outputs
 
 
 def test_requirements_are_installed_on_every_host_before_the_script(
     image: str, tmp_path: Path
 ) -> None:
     settings, variables = pip_settings(tmp_path / "pip")
-    ended = fit(
+    result = fit(
         image,
         tmp_path,
         "requires.py",
@@ -246,5 +250,5 @@ def test_requirements_are_installed_on_every_host_before_the_script(
         channels={PIP_CHANNEL: settings},
         environment=variables,
     )
-    assert ended.error == "", ended.output[-4000:]
-    assert sorted(ended.model.values()) == ["2.0.0", "2.0.0"]
+    assert result.error == "", result.output[-4000:]
+    assert sorted(result.model.values()) == ["2.0.0", "2.0.0"]

@@ -1,5 +1,5 @@
-"""The manifests of docs/platforms/kubeflow.md are what the models of Kubeflow's SDK read and write:
-no field is refused, and none is dropped.
+"""Test that the models of Kubeflow's SDK read and write the manifests of
+docs/platforms/kubeflow.md: no field is refused, and none is dropped.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ def with_quantities_as_text(manifest: Any) -> Any:
         return [with_quantities_as_text(item) for item in manifest]
     if not isinstance(manifest, dict):
         return manifest
-    made = {name: with_quantities_as_text(value) for name, value in manifest.items()}
-    if "limits" in made:
-        made["limits"] = {name: f"{float(number):g}" for name, number in made["limits"].items()}
-    return made
+    converted = {name: with_quantities_as_text(value) for name, value in manifest.items()}
+    if "limits" in converted:
+        converted["limits"] = {
+            name: f"{float(number):g}" for name, number in converted["limits"].items()
+        }
+    return converted
 
 
 @pytest.mark.parametrize("kind", ["TrainJob", "PyTorchJob"])

@@ -71,15 +71,15 @@ ARGUMENTS = [
 
 
 def test_its_driver_runs_a_plain_script(image: str, tmp_path: Path) -> None:
-    ended = train(image, tmp_path, "plain.py", hosts=1, hyperparameters=VALUES)
-    (leader,) = ended.world()
+    result = train(image, tmp_path, "plain.py", hosts=1, hyperparameters=VALUES)
+    (leader,) = result.world()
     assert leader["arguments"] == ARGUMENTS
 
 
 def test_its_driver_runs_torchrun_on_two_hosts(image: str, tmp_path: Path) -> None:
     distributed = {"Torchrun": {"process_count_per_node": 2}}
-    ended = train(image, tmp_path, "world.py", distributed=distributed, hyperparameters=VALUES)
-    assert [process["host"] for process in ended.world()] == [
+    result = train(image, tmp_path, "world.py", distributed=distributed, hyperparameters=VALUES)
+    assert [process["host"] for process in result.world()] == [
         "algo-1",
         "algo-1",
         "algo-2",
@@ -89,26 +89,28 @@ def test_its_driver_runs_torchrun_on_two_hosts(image: str, tmp_path: Path) -> No
 
 def test_its_driver_runs_mpi_on_one_host(image: str, tmp_path: Path) -> None:
     distributed = {"MPI": {"process_count_per_node": 2}}
-    ended = train(
+    result = train(
         image, tmp_path, "world.py", hosts=1, distributed=distributed, hyperparameters=VALUES
     )
-    assert [process["host"] for process in ended.world()] == ["algo-1", "algo-1"]
+    assert [process["host"] for process in result.world()] == ["algo-1", "algo-1"]
 
 
 def test_its_driver_is_ended_at_once_where_it_would_wait_for_a_key_that_no_image_should_hold(
     image: str, tmp_path: Path
 ) -> None:
     began = start_clock()
-    ended = train(image, tmp_path, "world.py", distributed={"MPI": {"process_count_per_node": 2}})
+    result = train(image, tmp_path, "world.py", distributed={"MPI": {"process_count_per_node": 2}})
     assert_within(60, began, time.monotonic(), "left alone, the driver gives up after 300 s")
-    assert ended.error.endswith("Process exited with code: 143")
-    assert NO_KEY.format(hosts=2) in ended.output
-    assert NO_KEY.format(hosts=2) in ended.outputs["failure"]
+    assert result.error.endswith("Process exited with code: 143")
+    assert NO_KEY.format(hosts=2) in result.output
+    assert NO_KEY.format(hosts=2) in result.outputs["failure"]
 
 
 @pytest.fixture
 def image_with_keys(image: str) -> Iterator[str]:
-    """Give an image that a user derived with what the SDK's driver needs: one key for everybody."""
+    """Return an image that a user derived with the files that the SDK's driver needs: one key for
+    all hosts.
+    """
     import docker
 
     client = docker.from_env()
@@ -130,25 +132,25 @@ def image_with_keys(image: str) -> Iterator[str]:
 def test_its_driver_runs_too_few_ranks_and_the_log_says_so(
     image_with_keys: str, tmp_path: Path
 ) -> None:
-    ended = train(
+    result = train(
         image_with_keys, tmp_path, "world.py", distributed={"MPI": {"process_count_per_node": 2}}
     )
-    assert [process["host"] for process in ended.world()] == ["algo-1", "algo-1"], (
+    assert [process["host"] for process in result.world()] == ["algo-1", "algo-1"], (
         "all on the first host"
     )
-    assert "asks for 2 process(es), and the hosts have room for 4" in ended.output
-    assert "'ethwe' does not exist on this host; mpirun gets 'eth0'" in ended.output
+    assert "asks for 2 process(es), and the hosts have room for 4" in result.output
+    assert "'ethwe' does not exist on this host; mpirun gets 'eth0'" in result.output
 
 
 def test_the_client_sees_a_failing_script_and_its_status(image: str, tmp_path: Path) -> None:
-    ended = train(image, tmp_path, "fails.py", hosts=1)
-    assert ended.error.endswith("Process exited with code: 42")
-    assert "cannot read /no/such/data" in ended.output
+    result = train(image, tmp_path, "fails.py", hosts=1)
+    assert result.error.endswith("Process exited with code: 42")
+    assert "cannot read /no/such/data" in result.output
 
 
 def test_requirements_are_installed_before_the_script(image: str, tmp_path: Path) -> None:
     settings, variables = pip_settings(tmp_path / "pip")
-    ended = train(
+    result = train(
         image,
         tmp_path,
         "requires.py",
@@ -158,8 +160,8 @@ def test_requirements_are_installed_before_the_script(image: str, tmp_path: Path
         channels={PIP_CHANNEL: settings},
         environment=variables,
     )
-    assert ended.error == "", ended.output[-4000:]
-    assert list(ended.model.values()) == ["2.0.0"]
+    assert result.error == "", result.output[-4000:]
+    assert list(result.model.values()) == ["2.0.0"]
 
 
 @pytest.mark.parametrize("kind", ["MPI", "Torchrun"])
@@ -167,18 +169,18 @@ def test_the_launcher_starts_every_process_of_every_host(
     image: str, tmp_path: Path, kind: str
 ) -> None:
     distributed = {kind: {"process_count_per_node": 2}}
-    ended = train(
+    result = train(
         image, tmp_path, "world.py", more=OURS, distributed=distributed, hyperparameters=VALUES
     )
-    world = ended.world()
+    world = result.world()
     assert [process["host"] for process in world] == ["algo-1", "algo-1", "algo-2", "algo-2"]
     assert [process["arguments"] for process in world] == [ARGUMENTS] * 4
-    assert "success" in ended.outputs
+    assert "success" in result.outputs
 
 
 def test_the_launcher_lets_no_host_cut_off_the_leader(image: str, tmp_path: Path) -> None:
-    ended = train(image, tmp_path, "plain.py", more=OURS, hyperparameters=VALUES)
-    (leader,) = ended.world()
+    result = train(image, tmp_path, "plain.py", more=OURS, hyperparameters=VALUES)
+    (leader,) = result.world()
     assert leader["host"] == "algo-1"
     assert leader["arguments"] == ARGUMENTS
 
@@ -186,17 +188,17 @@ def test_the_launcher_lets_no_host_cut_off_the_leader(image: str, tmp_path: Path
 def test_the_launcher_hands_the_client_the_scripts_status_and_the_cause(
     image: str, tmp_path: Path
 ) -> None:
-    ended = train(image, tmp_path, "fails.py", more=OURS)
-    assert ended.error.endswith("Process exited with code: 42")
-    assert "/no/such/data" in ended.outputs["failure"]
-    assert "algo-2" in ended.outputs["failure"]
+    result = train(image, tmp_path, "fails.py", more=OURS)
+    assert result.error.endswith("Process exited with code: 42")
+    assert "/no/such/data" in result.outputs["failure"]
+    assert "algo-2" in result.outputs["failure"]
 
 
 def test_without_source_code_the_images_own_entry_point_reads_the_older_hyperparameters(
     image: str, tmp_path: Path
 ) -> None:
     """The client mounts a ``file://`` submit directory as /opt/ml/code."""
-    asked = {
+    hyperparameters = {
         "sagemaker_program": "world.py",
         "sagemaker_submit_directory": source(tmp_path, "world.py").as_uri(),
         "sagemaker_mpi_enabled": True,
@@ -205,10 +207,10 @@ def test_without_source_code_the_images_own_entry_point_reads_the_older_hyperpar
     job = {
         "hosts": 2,
         "channels": {},
-        "arguments": {"training_image": image, "hyperparameters": asked},
+        "arguments": {"training_image": image, "hyperparameters": hyperparameters},
     }
-    ended = run_client("v3", job, tmp_path / "client")
-    assert [process["host"] for process in ended.world()] == [
+    result = run_client("v3", job, tmp_path / "client")
+    assert [process["host"] for process in result.world()] == [
         "algo-1",
         "algo-1",
         "algo-2",

@@ -38,12 +38,12 @@ def test_the_examples_of_the_page_on_jobs(
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "train.py").write_bytes((PROGRAMS / "plain.py").read_bytes())
     (tmp_path / "example.py").write_text(example, encoding="utf-8")
-    kept = {
+    variables = {
         name: os.environ[name]
         for name in ("PATH", "DOCKER_HOST", "DOCKER_CONFIG")
         if name in os.environ
     }
-    environment = {**kept, "HOME": str(tmp_path), "TMPDIR": str(tmp_path), "LANG": "C.UTF-8"}
+    environment = {**variables, "HOME": str(tmp_path), "TMPDIR": str(tmp_path), "LANG": "C.UTF-8"}
     isolated = (
         ("unshare", "--net") if os.geteuid() == 0 else ("unshare", "--map-root-user", "--net")
     )
@@ -60,5 +60,5 @@ def test_the_examples_of_the_page_on_jobs(
             check=False,
         )
     assert done.returncode == 0, done.stdout[-6000:]
-    # Compose stops the other host when one has ended, whatever that one has yet to print.
+    # Compose stops the other host when one has ended, even before the last lines of that one.
     assert "job succeeded on every host" in done.stdout

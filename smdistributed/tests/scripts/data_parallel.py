@@ -1,6 +1,6 @@
 """Train with the backend smddp, which this script uses and does not import.
 
-Run again it loads what it saved.
+A second run loads the checkpoint of the first one.
 """
 
 import argparse

@@ -75,7 +75,8 @@ def train_step(args, model, scaler, data, target):
     with autocast(args.amp > 0):
         output = model(data)
     loss = F.nll_loss(output.float(), target, reduction="mean")
-    model.backward(scaler.scale(loss) if args.amp else loss)
+    loss_to_scale = scaler.scale(loss) if args.amp else loss
+    model.backward(loss_to_scale)
     return output, loss
 
 
@@ -171,8 +172,8 @@ def main():
         test_loss = test(model, device, test_loader)
         scheduler.step()
 
-    for wanted, partial in ((args.save_partial_model, True), (args.save_full_model, False)):
-        if wanted and smp.dp_rank() == 0:
+    for is_wanted, partial in ((args.save_partial_model, True), (args.save_full_model, False)):
+        if is_wanted and smp.dp_rank() == 0:
             state = {
                 "model_state_dict": model.local_state_dict() if partial else model.state_dict(),
                 "optimizer_state_dict": (

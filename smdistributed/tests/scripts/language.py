@@ -34,7 +34,7 @@ class Counting(torch.utils.data.Dataset):
 
 
 class Nothing(torch.utils.data.Dataset):
-    """What ranks get that do not have the first partition."""
+    """The data of ranks that do not have the first partition."""
 
     def __init__(self, length):
         self.length = length
@@ -81,12 +81,11 @@ def dataloader(seed):
 def groups(module):
     decay, plain = {"params": []}, {"params": [], "weight_decay": 0.0}
     seen = set()
-    for each in module.modules():
-        for name, parameter in each._parameters.items():
+    for child in module.modules():
+        for name, parameter in child._parameters.items():
             if parameter is not None and id(parameter) not in seen:
-                (plain if name == "bias" or isinstance(each, LayerNorm) else decay)[
-                    "params"
-                ].append(parameter)
+                group = plain if name == "bias" or isinstance(child, LayerNorm) else decay
+                group["params"].append(parameter)
                 seen.add(id(parameter))
     return decay, plain
 
@@ -159,9 +158,8 @@ def main():
     optimizer = optim.AdamW(
         groups(model.get_module()), lr=0.01, betas=(0.9, 0.95), weight_decay=0.01
     )
-    smp.set_activation_checkpointing(
-        layers, **({"strategy": "each"} if isinstance(layers, nn.Sequential) else {})
-    )
+    options = {"strategy": "each"} if isinstance(layers, nn.Sequential) else {}
+    smp.set_activation_checkpointing(layers, **options)
     optimizer = smp.DistributedOptimizer(
         optimizer,
         static_loss_scale=None,
@@ -202,9 +200,9 @@ def main():
     if smp.rank() == 0:
         print(f"skipped {skipped}, validation {validation}")
     if smp.rdp_rank() == 0 or args.sharded_data_parallel_degree > 1:
-        whole = model.state_dict(gather_to_rank0=True)
+        full_state = model.state_dict(gather_to_rank0=True)
         if smp.rank() == 0:
-            state = {"model": translate_state_dict_to_hf_gpt2(whole, LENGTH), "steps": steps}
+            state = {"model": translate_state_dict_to_hf_gpt2(full_state, LENGTH), "steps": steps}
             smp.save(state, os.path.join(args.folder, f"model-{count}.pt"), partial=False)
     smp.save_checkpoint(
         args.folder, tag=f"steps-{steps}", partial=True, model=model, optimizer=optimizer,

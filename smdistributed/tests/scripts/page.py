@@ -1,5 +1,5 @@
-"""What AWS's page about scripts for smp shows, written anew: its imports as
-they are, and each call of its example.
+"""The example of AWS's page about scripts for smp, written anew: its imports as they are, and each
+call of its example.
 """
 
 import torch

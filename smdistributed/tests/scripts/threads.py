@@ -1,5 +1,5 @@
-"""A script that limits torch to one thread, where the environment says two:
-what do the threads of a step have?
+"""A script that limits torch to one thread, where the environment says two: how many do the threads
+of a step have?
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ torch.set_num_threads(1)
 first, second = nn.Linear(4, 4), nn.Linear(4, 4)
 smp.set_partition(second, 1)
 model = smp.DistributedModel(nn.Sequential(first, second))
-found = set()
+thread_counts = set()
 
 
 @smp.step
 def train(model, value):  # type: ignore[no-untyped-def]  # as users write it
-    found.add(openmp.omp_get_max_threads())
+    thread_counts.add(openmp.omp_get_max_threads())
     loss = model(value).sum()
     model.backward(loss)
     return loss
@@ -43,4 +43,6 @@ def train(model, value):  # type: ignore[no-untyped-def]  # as users write it
 
 for _ in range(2):  # the microbatches of the first step run in turn, on one thread
     train(model, torch.ones(8, 4))
-print("before", before, "in steps", *found, "changes of threads", present().scheduler.switches)
+print(
+    "before", before, "in steps", *thread_counts, "changes of threads", present().scheduler.switches
+)

@@ -1,6 +1,4 @@
-"""Train a GPT-2 of 4 layers with Hugging Face's Trainer, on smp or smddp: what
-the environment asks for.
-"""
+"""Train a GPT-2 of 4 layers with Hugging Face's Trainer: smp or smddp, as the environment says."""
 
 import argparse
 
@@ -50,7 +48,7 @@ def main():
     )
     optimizer = None
     if is_sagemaker_mp_enabled():
-        # Transformers 5 leaves it to the script.
+        # Transformers 5 leaves this to the script.
         optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.005))
     trainer = Trainer(
         model=model,
@@ -59,16 +57,15 @@ def main():
         eval_dataset=data[:16],
         optimizers=(optimizer, None),
     )
-    trainer.train(resume_from_checkpoint=True if args.resume else None)
+    checkpoint = True if args.resume else None
+    trainer.train(resume_from_checkpoint=checkpoint)
     evaluated = trainer.evaluate()["eval_loss"]
     if trainer.is_world_process_zero():
-        print(
-            "smp"
-            if is_sagemaker_mp_enabled()
-            else "smddp"
-            if is_sagemaker_dp_enabled()
-            else "plain"
-        )
+        if is_sagemaker_mp_enabled():
+            library = "smp"
+        else:
+            library = "smddp" if is_sagemaker_dp_enabled() else "plain"
+        print(library)
         print(
             arguments.parallel_mode,
             type(trainer.model_wrapped).__name__,

@@ -1,4 +1,4 @@
-"""What every engine must do, done for real."""
+"""Test the duties of every engine, for real."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def ignore(_: StepEvent) -> None:
     pass
 
 
-def build(engine: Engine, wanted: BuildRequest, progress: Progress) -> BuiltImage:
-    built = engine.build(wanted, progress)
+def build(engine: Engine, build_request: BuildRequest, progress: Progress) -> BuiltImage:
+    built = engine.build(build_request, progress)
     BUILT.append(built.identifier)
     return built
 
@@ -92,9 +92,9 @@ def _nothing_is_left(engine: Engine, image: tuple[str, list[StepEvent]]) -> Iter
     """Remove images that lost their name to a later build of the same test."""
     BUILT.clear()
     yield
-    kept = engine.inspect(image[0])
+    current_image = engine.inspect(image[0])
     for identifier in BUILT:
-        if kept is None or identifier != kept.identifier:
+        if current_image is None or identifier != current_image.identifier:
             with contextlib.suppress(BuildError):
                 engine.remove(identifier)
 
@@ -277,10 +277,10 @@ def test_a_build_for_a_label_makes_no_layer(
 ) -> None:
     first = engine.inspect(image[0])
     assert first is not None
-    asked = dataclasses.replace(
+    build_request = dataclasses.replace(
         request(tmp_path, f"FROM {image[0]}\n", tags=(tag,)), labels={"more": "1"}
     )
-    built = engine.build(dataclasses.replace(asked, same_layers=True), ignore)
+    built = engine.build(dataclasses.replace(build_request, same_layers=True), ignore)
     assert built.labels["more"] == "1"
     assert (built.layers, built.entry_point, built.command) == (
         first.layers,
@@ -288,7 +288,9 @@ def test_a_build_for_a_label_makes_no_layer(
         first.command,
     )
     assert engine.inspect(image[0]) == first, "another name's image is removed"
-    again = engine.build(dataclasses.replace(asked, labels={"more": "2"}, same_layers=True), ignore)
+    again = engine.build(
+        dataclasses.replace(build_request, labels={"more": "2"}, same_layers=True), ignore
+    )
     assert again.labels["more"] == "2"
     assert engine.name != "docker" or engine.inspect(built.identifier) is None, (
         "it is left without a name"
@@ -550,15 +552,15 @@ def test_an_interrupted_build_leaves_nothing(
 
 
 def running(mark: str) -> list[str]:
-    found = []
+    lines_found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             line = (folder / "cmdline").read_bytes()
         except OSError:
             continue
         if line.startswith(b"sleep") and mark.encode() in line:
-            found.append(f"{folder.name} {line!r}")
-    return found
+            lines_found.append(f"{folder.name} {line!r}")
+    return lines_found
 
 
 def leftovers(engine: Engine) -> set[str]:
@@ -568,7 +570,7 @@ def leftovers(engine: Engine) -> set[str]:
     """
     information = engine.probe()
     if engine.name == "docker":
-        # Not by `ancestor`: of what BuildKit built Docker knows none.
+        # Not by `ancestor`: Docker knows no ancestor of an image that BuildKit built.
         argv = (information.program, "ps", "--all", "--format", "{{.Names}} {{.Image}}")
         lines = [
             line.split()
@@ -634,7 +636,7 @@ def test_cold_builds_are_byte_identical_where_the_engine_can(
 def test_a_build_without_a_network_sees_nothing_of_this_machine(
     engine: Engine, tmp_path: Path, tag: str
 ) -> None:
-    """What runs code of others: buildah's usual isolation shows it services on
+    """Build a step that runs code of others: buildah's usual isolation shows it services on
     loopback, and processes.
     """
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -646,8 +648,8 @@ def test_a_build_without_a_network_sees_nothing_of_this_machine(
             "FROM scratch\n"
             "COPY --from=asked /answer /\n"
         )
-        asked = dataclasses.replace(request(tmp_path, text, tags=(tag,)), network="none")
-        engine.build(asked, ignore)
+        build_request = dataclasses.replace(request(tmp_path, text, tags=(tag,)), network="none")
+        engine.build(build_request, ignore)
     answer = read_files(engine, tag)["answer"].decode()
     assert f":{port}" not in answer
     devices = re.findall(r"^ *(\w+):", answer, re.MULTILINE)
@@ -756,9 +758,9 @@ def test_the_files_of_an_image_are_read_without_it(
     assert tree.read("/kept/up") == b"b\n"
     assert (tree.read("/kept/etc/passwd") or b"").startswith(b"root:")
     assert [
-        tree.kind(each) for each in ("/gone/a", "/gone", "/kept/none", "/kept/loop", "/bin/sh")
+        tree.kind(path) for path in ("/gone/a", "/gone", "/kept/none", "/kept/loop", "/bin/sh")
     ] == [""] * 5
-    assert [tree.kind(each) for each in ("/", "/kept", "/bin/ls")] == ["folder", "folder", "file"]
+    assert [tree.kind(path) for path in ("/", "/kept", "/bin/ls")] == ["folder", "folder", "file"]
     assert tree.runs("/bin/ls")
     assert sorted(tree.below("/kept")) == [
         f"/kept/{name}" for name in ("a", "etc", "loop", "none", "up")

@@ -1,4 +1,4 @@
-"""Reads a manifest of Kubeflow with the models of its SDK, and prints what they make of it.
+"""Read a manifest of Kubeflow with the models of its SDK, and print their result.
 
 Started by the tests with the Python of .cache/peers/kubeflow: JSON in, JSON out.
 """

@@ -2,8 +2,8 @@
 user's own program would.
 
 Started by the tests with the Python of .cache/peers/sdk-v3, in an empty directory: reads the job
-from the file named by its argument and writes what came of it to ``result.json``. Nothing of ours
-is imported.
+from the file named by its argument and writes the result to ``result.json``. Nothing of ours is
+imported.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A training script that uses what its requirements.txt names."""
+"""A training script that uses the packages of its requirements.txt."""
 
 import importlib.metadata
 import os

@@ -1,5 +1,5 @@
-"""A training script that meets every other process of its job, and whose rank 0
-writes what it saw as the model.
+"""A training script that meets every other process of its job, and whose rank 0 writes the list of
+all processes as the model.
 
 MPI ranks meet through mpi4py, others through torch.distributed.
 """
