@@ -67,12 +67,12 @@ class CrashLoopDetection(Part):
         self._crash_loop = CrashLoop(
             plan.member or plan.host, leads=plan.role != "worker", handlers=handlers
         )
-        attempt.handlers[MESSAGE] = self._crash_loop.told
+        attempt.handlers[MESSAGE] = self._crash_loop.receive_count
 
     def ranks_restarted(self, *, further: bool, failure: Outcome | None) -> None:
         """Count a restart."""
         if not self._attempt.is_over:
-            self._crash_loop.judged(further, failure)
+            self._crash_loop.count_restart(further, failure)
 
     def host_lost(self) -> None:
         """Begin the count anew."""
