@@ -43,12 +43,12 @@ class RankMonitor(Part):
     def rank_started(self, rank: Rank) -> None:
         """The starter has more time."""
         del rank
-        self._starter.moved(self._attempt.running.restarts)
+        self._starter.note_change(self._attempt.running.restarts)
 
     def rank_ended(self, rank: Rank) -> None:
         """The time of the starter begins; torchrun's log may have the status of the rank."""
         attempt = self._attempt
-        self._starter.moved(attempt.running.restarts)
+        self._starter.note_change(attempt.running.restarts)
         command = attempt.running.command
         is_unknown = rank.status is None
         if is_unknown and attempt.plan.ranks_by == "torchrun" and command is not None:
@@ -56,7 +56,7 @@ class RankMonitor(Part):
 
     def suspected(self) -> None:
         """The starter has more time: a rank of some host has ended."""
-        self._starter.moved(self._attempt.running.restarts)
+        self._starter.note_change(self._attempt.running.restarts)
 
     def _end_starter(self, why: str) -> None:
         """End a starter that outlives its ranks.
