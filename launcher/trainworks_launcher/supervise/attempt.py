@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trainworks_launcher.supervise.part import Part
     from trainworks_launcher.supervise.processes.job_directory import JobDirectory, NoJobDirectory
     from trainworks_launcher.supervise.processes.output import Output
-    from trainworks_launcher.supervise.restart import Tries
+    from trainworks_launcher.supervise.restart import AttemptHistory
 
 MessageHandler = Callable[[str, "Mapping[str, Json]"], None]
 """Takes a message of another host: the host's name, and the fields."""
@@ -58,7 +58,7 @@ class Attempt:
     Attributes:
         plan: What this host does. Another plan replaces it once the code is on this host.
         environment: What was read on this host.
-        tries: What this host knows of all attempts of the job.
+        history: What this host knows of all attempts of the job.
         runtime: The job's directory, and the environment of its processes.
         output: Copies the output of processes, and writes the log.
         loop: Waits for everything at once.
@@ -83,14 +83,14 @@ class Attempt:
         self,
         plan: NodePlan,
         environment: Environment,
-        tries: Tries,
+        history: AttemptHistory,
         runtime: JobDirectory | NoJobDirectory,
         output: Output,
     ) -> None:
         """Nothing runs yet. The supervisor sets the role."""
         self.plan = plan
         self.environment = environment
-        self.tries = tries
+        self.history = history
         self.runtime = runtime
         self.output = output
         self.loop = Loop()
@@ -207,6 +207,6 @@ class Attempt:
 
         until: when the ranks that run now have started, in seconds since 1970; 0: none runs.
         """
-        line = self.tries.clean_up_shared_memory(until)
+        line = self.history.clean_up_shared_memory(until)
         if line:
             self.log(line)

@@ -31,7 +31,7 @@ class Restarts(Part):
         """Tell the leader how often the job was restarted, as far as this host knows."""
         attempt = self._attempt
         if attempt.plan.restarts:
-            attempt.tell(KIND, **attempt.tries.fields())
+            attempt.tell(KIND, **attempt.history.fields())
 
     def _learn(self, host: str, message: Mapping[str, Json]) -> None:
         """Another host knows of attempts of this job.
@@ -39,9 +39,9 @@ class Restarts(Part):
         The leader answers before it lets anything start.
         """
         attempt = self._attempt
-        is_new = attempt.tries.learn(message)
+        is_new = attempt.history.learn(message)
         if attempt.plan.role == "leader":
-            attempt.role.tell(KIND, "" if is_new else host, **attempt.tries.fields())
+            attempt.role.tell(KIND, "" if is_new else host, **attempt.history.fields())
 
     def go(self) -> None:
         """Look for the checkpoint from which another attempt goes on.
@@ -49,10 +49,12 @@ class Restarts(Part):
         A slow file system must not let it begin anew: it waits, and the loop goes on.
         """
         attempt = self._attempt
-        if attempt.tries.restarts:
+        if attempt.history.restarts:
             attempt.awaits_checkpoint = True
             attempt.loop.after(_REMIND_SECONDS, self._remind)
-            attempt.loop.look(attempt.tries.find, attempt.plan.limits.prepare, self._found)
+            attempt.loop.look(
+                attempt.history.find_checkpoint, attempt.plan.limits.prepare, self._found
+            )
 
     @property
     def _unanswered(self) -> str:
@@ -75,7 +77,7 @@ class Restarts(Part):
             host = attempt.plan.host
             attempt.report(Outcome(FAILED, names.EXIT_PREPARATION, host, self._unanswered))
             return
-        variables, line = attempt.tries.go_on(*checkpoint)
+        variables, line = attempt.history.resume(*checkpoint)
         attempt.runtime.change(variables)
         attempt.log(line)
         self._start()

@@ -23,7 +23,7 @@ class Summary(Part):
         hosts = plan.control.hosts if plan.control is not None else (member,)
         self._account = job_summary.JobSummary(attempt.loop, member, hosts, attempt.log)
         # The job began with the first attempt, and this may be a later one.
-        attempt.tries.program_began = attempt.tries.program_began or time.monotonic()
+        attempt.history.program_began = attempt.history.program_began or time.monotonic()
         attempt.handlers[job_summary.MESSAGE] = self._account.receive
 
         devices = environment.devices
@@ -44,7 +44,7 @@ class Summary(Part):
             tails = [running.tail]
         else:
             tails = [rank.tail for rank in running.ranks.all]
-        restarts = attempt.tries.restarts + running.restarts
+        restarts = attempt.history.restarts + running.restarts
         idle = None
         for part in attempt.parts:
             if part.idle_seconds is not None:
@@ -56,4 +56,4 @@ class Summary(Part):
         attempt = self._attempt
         again = attempt.outcome is not None and attempt.outcome.again
         if attempt.plan.role != "worker" and not again:
-            self._account.write(attempt.tries.program_began)
+            self._account.write(attempt.history.program_began)

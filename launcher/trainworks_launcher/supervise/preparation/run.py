@@ -66,7 +66,7 @@ class Preparation:
     def begin(self) -> None:
         """Choose the steps. An earlier attempt may have prepared this host already."""
         environment = self._attempt.environment
-        prepared = self._attempt.tries.prepared
+        prepared = self._attempt.history.prepared
         if prepared is not None:
             self._finish(prepared)
             return
@@ -100,7 +100,7 @@ class Preparation:
     def _finish(self, plan: NodePlan) -> None:
         """Use a plan that knows the code, now and in later attempts."""
         attempt = self._attempt
-        attempt.plan = attempt.tries.prepared = plan
+        attempt.plan = attempt.history.prepared = plan
         if plan.shell is not None:
             # The other hosts run sshd, with keys that the platform has mounted.
             from trainworks_launcher.supervise.ssh import mounted_keys
