@@ -37,7 +37,7 @@ from trainworks_launcher.supervise.processes.job_directory import JobDirectory, 
 from trainworks_launcher.supervise.program import Program
 from trainworks_launcher.supervise.restart import AttemptHistory
 from trainworks_launcher.supervise.shutdown import Events, Stopping
-from trainworks_launcher.supervise.signal_forwarding import PassingOn
+from trainworks_launcher.supervise.signal_forwarding import SignalForwarding
 from trainworks_launcher.supervise.signal_pipe import SignalPipe
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class Supervisor:
         self._stopping = Stopping(
             attempt, Events(saving=self._write_early_outcome, abandoned=self._abandoned)
         )
-        self._passing_on = PassingOn(attempt)
+        self._forwarding = SignalForwarding(attempt)
         self._preparation = Preparation(attempt, done=self._report_if_ready)
         self._program = Program(attempt)
         self._is_pausing = False
@@ -499,7 +499,7 @@ class Supervisor:
                 self._stopping.from_platform(number)
                 self._attempt.role.stopping()
         for number in sorted(PASSED_ON.intersection(numbers)):
-            self._passing_on.came(number)
+            self._forwarding.forward(number)
 
     def _stop(self) -> None:
         """Stop this host, because another host was stopped."""
