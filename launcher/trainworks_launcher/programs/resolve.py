@@ -12,7 +12,14 @@ import sys
 
 
 def main(arguments: list[str]) -> int:
-    """Become the program; return only if that fails, with a shell's status."""
+    """Replace the name in a variable by its address, and become the program.
+
+    Returns only if that fails, with a line on standard error: 64 for wrong words, 66 for a name
+    without an IPv4 address, 126 or 127 as a shell.
+
+    Args:
+        arguments: NAME of the variable, ``--``, and the program with its arguments.
+    """
     if len(arguments) < 3 or arguments[1] != "--":
         sys.stderr.write("usage: resolve.py NAME -- PROGRAM [ARGUMENT...]\n")
         return 64
