@@ -39,8 +39,9 @@ def main(arguments: list[str]) -> int:
                 connection.setblocking(True)
                 _hand_to_ssh(connection)
                 return 0
-        except OSError as error:
-            reason = str(error.strerror or error)
+        except (OSError, UnicodeError) as error:
+            # A UnicodeError (a part of the name is empty or too long) has no strerror.
+            reason = str(getattr(error, "strerror", "") or error)
         if time.monotonic() + pause >= deadline:
             sys.stderr.write(
                 f"trainworks: cannot reach sshd on {host},"

@@ -88,7 +88,8 @@ def own_address(name: str) -> str:
         For example ``10.0.0.1``; ``""`` if none is known: then Ray chooses an address.
     """
     addresses: list[str] = []
-    with contextlib.suppress(OSError):
+    # UnicodeError: a part of the name is empty or too long.
+    with contextlib.suppress(OSError, UnicodeError):
         rows = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_DGRAM)
         addresses += [str(row[4][0]) for row in rows]
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -125,8 +126,9 @@ def _wait_for_port(host: str, port: int, deadline: float) -> str:
         try:
             socket.create_connection((host, port), _CONNECT_SECONDS).close()
             return ""
-        except OSError as error:
-            reason = str(error.strerror or error)
+        except (OSError, UnicodeError) as error:
+            # A UnicodeError (a part of the name is empty or too long) has no strerror.
+            reason = str(getattr(error, "strerror", "") or error)
         if time.monotonic() + _BETWEEN_SECONDS > deadline:
             return reason
         select.select((), (), (), _BETWEEN_SECONDS)

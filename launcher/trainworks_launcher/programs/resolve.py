@@ -27,10 +27,10 @@ def main(arguments: list[str]) -> int:
     host = os.environ.get(name, "")
     try:
         address = socket.getaddrinfo(host, None, family=socket.AF_INET)[0][4][0]
-    except OSError as error:
-        sys.stderr.write(
-            f"trainworks: {name}={host}: cannot resolve this name: {error.strerror or error}\n"
-        )
+    except (OSError, UnicodeError) as error:
+        # A UnicodeError (a part of the name is empty or too long) has no strerror.
+        reason = getattr(error, "strerror", "") or error
+        sys.stderr.write(f"trainworks: {name}={host}: cannot resolve this name: {reason}\n")
         return 66
     try:
         os.execvpe(program[0], program, {**os.environ, name: str(address)})
