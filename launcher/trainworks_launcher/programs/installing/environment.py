@@ -223,7 +223,7 @@ def import_error(*modules: str) -> str:
     """Import modules in a process of their own, as a script would.
 
     Returns:
-        The last line of the error; ``""`` for success.
+        The last line of the error, or the signal that ended the import; ``""`` for success.
     """
     command = (sys.executable, "-I", "-B", "-c", f"import {', '.join(modules)}")
     try:
@@ -240,6 +240,9 @@ def import_error(*modules: str) -> str:
         return f"{type(error).__name__}: {error}"
     if done.returncode == 0:
         return ""
+    if done.returncode < 0:
+        # The last line may be a warning from before the signal.
+        return f"import ended by signal {-done.returncode}"
     words = done.stderr.decode("utf-8", "replace").strip()
     if not words:
         return f"import ended with status {done.returncode}"
