@@ -517,7 +517,8 @@ class _Listener:
         self._reply = f"{host}\n".encode()
         self._expected = bytes.fromhex(mark)
         self._open: dict[socket.socket, bytes] = {}
-        uses_ipv6 = ":" in address or (not address and socket.has_ipv6)
+        # A kernel may have IPv6 switched off: then every address is one of IPv4.
+        uses_ipv6 = ":" in address or (not address and socket.has_dualstack_ipv6())
         family = socket.AF_INET6 if uses_ipv6 else socket.AF_INET
         self._server = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -619,13 +620,15 @@ class _Trial:
         self._outgoing = bytes.fromhex(peer.mark) + bytes(PAYLOAD_BYTES)
         self._reply = b""
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._socket = socket.socket(family, socket.SOCK_STREAM)
-        self._socket.setblocking(False)
+        self._socket: socket.socket | None = None
         loop.after(SILENCE_SECONDS, lambda: self._end(_describe_silence(self.connected)))
         try:
+            # Also the socket itself fails, if this host does not have the family (IPv6 is off).
+            self._socket = opened = socket.socket(family, socket.SOCK_STREAM)
+            opened.setblocking(False)
             if source and (":" in source) == (family == socket.AF_INET6):
-                self._socket.bind((source, 0))
-            self._socket.connect(address)
+                opened.bind((source, 0))
+            opened.connect(address)
         except BlockingIOError:
             pass
         except OSError as error:
@@ -633,21 +636,26 @@ class _Trial:
             reason = str(error.strerror or error)
             loop.after(0.0, lambda: self._end(reason))
             return
-        loop.watch(self._socket, READ | WRITE, self._ready)
+        loop.watch(opened, READ | WRITE, lambda events: self._ready(opened, events))
 
     def close(self) -> None:
         """End the trial without a result, and close the connection."""
-        if not self.ended:
-            self.ended = True
-            self._loop.unwatch(self._socket)
-        self._socket.close()
+        self.ended = True
+        self._close_socket()
 
-    def _ready(self, events: int) -> None:
+    def _close_socket(self) -> None:
+        """Close the connection, if there is one, and watch it no more."""
+        if self._socket is not None:
+            self._loop.unwatch(self._socket)
+            self._socket.close()
+            self._socket = None
+
+    def _ready(self, opened: socket.socket, events: int) -> None:
         """Send the mark and the payload, then read the reply; end the trial after an error.
 
         An error before the connection stands is a refusal.
         """
-        code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        code = opened.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             self.refused = not self.connected
             self._end(os.strerror(code))
@@ -655,11 +663,12 @@ class _Trial:
         try:
             if events & WRITE:
                 self.connected = True
-                self._outgoing = self._outgoing[self._socket.send(self._outgoing) :]
+                self._outgoing = self._outgoing[opened.send(self._outgoing) :]
                 if not self._outgoing:
-                    self._loop.watch(self._socket, READ, self._ready)
+                    # Without WRITE, for which the socket would always be ready.
+                    self._loop.watch(opened, READ, lambda ready: self._ready(opened, ready))
             elif events & READ:
-                self._take_reply(self._socket.recv(_READ_BYTES))
+                self._take_reply(opened.recv(_READ_BYTES))
         except BlockingIOError:
             return
         except OSError as error:
@@ -690,8 +699,7 @@ class _Trial:
         if not self.ended:
             self.ended = True
             self.reason = reason
-            self._loop.unwatch(self._socket)
-            self._socket.close()
+            self._close_socket()
             self._done(self)
 
 

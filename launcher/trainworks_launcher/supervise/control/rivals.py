@@ -197,9 +197,10 @@ def _is_local(family: int, address: Any) -> bool:
         family: Address family.
         address: Socket address, as ``socket.getaddrinfo`` returns it.
     """
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
+    try:
+        # Also the socket itself fails, if this host does not have the family (IPv6 is off).
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind((address[0], 0, *address[2:]))
-        except OSError:
-            return False
+    except OSError:
+        return False
     return True
