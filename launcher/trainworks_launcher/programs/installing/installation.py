@@ -506,7 +506,7 @@ def _is_pin(requirement: Any) -> bool:
 
 
 def _without_login(address: str) -> str:
-    """Return an address without a user and a password: ``https://u:p@host/`` -> ``https://host/``."""
+    """Return an address without its user and password, which must not get into the log."""
     return re.sub(r"(://)[^/@]*@", r"\1", address)
 
 
