@@ -26,7 +26,7 @@ from trainworks_launcher.contract import names
 from trainworks_launcher.contract.json_values import Json
 from trainworks_launcher.supervise.outcome.outcome import FAILED, STOPPED, SUCCEEDED, Outcome
 from trainworks_launcher.supervise.processes import shared_memory
-from trainworks_launcher.supervise.restart import Tries
+from trainworks_launcher.supervise.restart import AttemptHistory
 from trainworks_testing.ports import free_port
 
 HOSTS = (LEADER, WORKER)
@@ -249,36 +249,36 @@ def test_what_another_try_may_cure(mode: str, outcomes: list[Outcome], again: li
     """torchrun starts its ranks again itself; not more tries than asked for."""
     variables = {"PATH": "/usr/bin", "TRAINWORKS_MAX_RESTARTS": "2"}
     hyperparameters: dict[str, Json] = {f"sagemaker_{mode}_enabled": "true"}
-    tries = Tries(
+    history = AttemptHistory(
         plan(environment(hyperparameters, hosts=("algo-1", "algo-2"), variables=variables))
     )
     judgements = []
     for outcome in outcomes:
-        judged = tries.judge(outcome, started=True)
+        judged = history.judge(outcome, started=True)
         judgements.append(judged.again)
         assert judged._replace(again=outcome.again) == outcome
         if judged.again:
-            tries.count(judged, 0.0)
+            history.count(judged, 0.0)
     assert judgements == again
 
 
 def test_a_job_that_never_started_is_not_started_again() -> None:
     """Wait for hosts that were never there; between two tries a host may be late once more."""
-    tries = Tries(
+    history = AttemptHistory(
         plan(
             environment(
                 hosts=("algo-1", "algo-2"), variables={"PATH": "", "TRAINWORKS_MAX_RESTARTS": "3"}
             )
         )
     )
-    assert not tries.judge(LOST, started=False).again
-    assert "(1 of 3)" in tries.count(LOST, 0.0)
-    assert tries.judge(LOST, started=False).again
+    assert not history.judge(LOST, started=False).again
+    assert "(1 of 3)" in history.count(LOST, 0.0)
+    assert history.judge(LOST, started=False).again
 
 
 def test_what_hosts_tell_each_other_of_their_tries() -> None:
     hosts_tries = [
-        Tries(
+        AttemptHistory(
             plan(
                 environment(
                     hosts=("algo-1", "algo-2"),
@@ -336,21 +336,21 @@ def test_what_a_restart_costs(
         "TRAINWORKS_CHECKPOINT_DIRECTORY": str(tmp_path),
     }
     read = environment(variables=variables)._replace(checkpoint_directory=str(tmp_path))
-    tries = Tries(plan(read), str(beat))
-    tries.count(KILLED, 900.0)
-    assert tries.of_job(KILLED).lost_steps is None, "the next try has not begun"
-    changed, line = tries.go_on(*tries.find())
+    history = AttemptHistory(plan(read), str(beat))
+    history.count(KILLED, 900.0)
+    assert history.of_job(KILLED).lost_steps is None, "the next try has not begun"
+    changed, line = history.resume(*history.find_checkpoint())
     assert (
         line == "try 2 of the job goes on from"
         f" {tmp_path / name if name else 'its beginning: no checkpoint'}; {message}"
     )
     assert changed["TRAINWORKS_RESUME_FROM"] == (str(tmp_path / name) if name else "")
     has_steps = "step(s)" in message
-    assert tries.of_job(KILLED).lost_steps == (int(message.split()[0]) if has_steps else None)
+    assert history.of_job(KILLED).lost_steps == (int(message.split()[0]) if has_steps else None)
     os.utime(beat, (800, 800))  # of a job before this one
-    tries.count(KILLED, 900.0)
-    assert "step(s)" not in tries.go_on(*tries.find())[1]
-    assert tries.of_job(KILLED).lost_steps is None
+    history.count(KILLED, 900.0)
+    assert "step(s)" not in history.resume(*history.find_checkpoint())[1]
+    assert history.of_job(KILLED).lost_steps is None
 
 
 @pytest.mark.parametrize(
@@ -393,19 +393,19 @@ def test_tries_without_a_step_further_begin_later_and_later(tmp_path: Path) -> N
         "TRAINWORKS_CHECKPOINT_DIRECTORY": str(tmp_path),
     }
     job_environment = environment(variables=variables)._replace(checkpoint_directory=str(tmp_path))
-    tries = Tries(plan(job_environment), str(tmp_path.parent / "beat"))
+    history = AttemptHistory(plan(job_environment), str(tmp_path.parent / "beat"))
     pauses = []
     for number in range(9):
-        assert tries.judge(ENDED._replace(cause=f"ValueError: {number}"), started=True).again
-        pauses.append(tries.pause)
+        assert history.judge(ENDED._replace(cause=f"ValueError: {number}"), started=True).again
+        pauses.append(history.pause)
     assert pauses == [0, 1, 2, 4, 8, 16, 32, 60, 60]
     (tmp_path / "step-8.ckpt").touch()
-    assert (tries.judge(LOST, started=True).again, tries.pause) == (True, 0)
-    tries.judge(LOST, started=True)
-    assert tries.pause == 1
+    assert (history.judge(LOST, started=True).again, history.pause) == (True, 0)
+    history.judge(LOST, started=True)
+    assert history.pause == 1
     (tmp_path.parent / "beat").write_text("8", encoding="ascii")
-    tries.judge(LOST, started=True)
-    assert tries.pause == 0
+    history.judge(LOST, started=True)
+    assert history.pause == 0
 
 
 def test_a_stop_ends_the_wait_on_both_hosts(tmp_path: Path) -> None:

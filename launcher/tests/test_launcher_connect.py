@@ -1,4 +1,4 @@
-"""ssh's ProxyCommand, with a socket in place of ssh."""
+"""ssh's ProxyCommand, with a socket in place of ssh, and other programs that look up a host."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import pytest
 from launcher_support import LAUNCHER, TIME_OUT
 
-CONNECT = LAUNCHER / "trainworks_launcher" / "programs" / "connect.py"
+PROGRAMS = LAUNCHER / "trainworks_launcher" / "programs"
+CONNECT = PROGRAMS / "connect.py"
 
 
 @contextlib.contextmanager
@@ -52,3 +54,31 @@ def test_without_ssh_it_ends_without_a_traceback() -> None:
         _, errors = program.communicate(timeout=TIME_OUT)
     assert program.returncode == 1
     assert b"Traceback" not in errors
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64])
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (("connect.py", "0", "HOST", "22"), 1),
+        (("resolve.py", "LEADER", "--", "true"), 66),
+        (("ray_node.py", "HOST", "6379", "0", "worker", "--", "true"), 66),
+    ],
+)
+def test_a_name_that_dns_cannot_have_is_an_error_in_one_line(
+    words: tuple[str, ...], status: int, host: str
+) -> None:
+    """Python refuses such a name with a UnicodeError, which is no OSError."""
+    program, *arguments = [host if word == "HOST" else word for word in words]
+    done = subprocess.run(
+        (sys.executable, "-I", str(PROGRAMS / program), *arguments),
+        env={"LEADER": host, "PATH": "/usr/bin:/bin"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=TIME_OUT,
+        check=False,
+    )
+    assert done.returncode == status
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith("trainworks: ")
+    assert "label" in line

@@ -7,8 +7,10 @@ Real sockets and real launchers on loopback; messages are bounded in number and 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
+import os
 import resource
 import signal
 import socket
@@ -57,7 +59,7 @@ from trainworks_launcher.environment.environment import Devices, read_environmen
 from trainworks_launcher.environment.platforms import Description
 from trainworks_launcher.job.network import Limits
 from trainworks_launcher.plan.plan import Control
-from trainworks_launcher.supervise.control import Role, handshake, identity
+from trainworks_launcher.supervise.control import Role, data_path, handshake, identity, rivals
 from trainworks_launcher.supervise.control.leader import Leader
 from trainworks_launcher.supervise.control.message_authentication import LEADER as LEADERS
 from trainworks_launcher.supervise.control.message_authentication import WORKER as WORKERS
@@ -1164,3 +1166,43 @@ def test_two_leaders_need_the_secret_to_end_each_other() -> None:
     assert heard.outcomes[0].cause.startswith(
         f"two hosts lead this job: {LEADER}, which is this host, and other (127.0"
     )
+
+
+# --- a kernel without IPv6 ------------------------------------------------------------------------
+class SocketWithoutIpv6(socket.socket):
+    """The sockets of a kernel that was started with ipv6.disable=1."""
+
+    def __init__(self, family: int = -1, *arguments: int, **more: int) -> None:
+        if family == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+        super().__init__(family, *arguments, **more)
+
+
+def test_the_data_path_is_tested_without_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "socket", SocketWithoutIpv6)
+    mark = "00" * 16
+    with contextlib.closing(Loop()) as loop:
+        listener = data_path._Listener(loop, "", 0, "algo-1", mark)
+        trials: list[data_path._Trial] = []
+
+        def ended(trial: data_path._Trial) -> None:
+            trials.append(trial)
+            if len(trials) == 2:
+                loop.stop()
+
+        for address in ("127.0.0.1", "fd00::2"):
+            peer = data_path.Peer("algo-1", address, listener.port, mark, "data")
+            data_path._Trial(loop, peer, (address, listener.port), "", ended)
+        loop.run()
+        listener.close()
+    results = {trial.peer.address: (trial.reason, trial.refused) for trial in trials}
+    assert results == {
+        "127.0.0.1": ("", False),
+        "fd00::2": (os.strerror(errno.EAFNOSUPPORT), True),
+    }
+
+
+def test_an_address_of_ipv6_is_not_a_host_without_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "socket", SocketWithoutIpv6)
+    assert not rivals._is_local(socket.AF_INET6, ("::1", 7777, 0, 0))
+    assert rivals._is_local(socket.AF_INET, ("127.0.0.1", 7777))

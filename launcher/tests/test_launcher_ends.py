@@ -15,6 +15,7 @@ import pytest
 from launcher_support import WAIT_FOR_SIGNALS, Launcher, write_inputs, write_manifest
 
 from trainworks_launcher.contract.json_values import Json
+from trainworks_launcher.supervise.attribution.stuck_starter import options_of_starter
 
 STARTER = """#!{python}
 import os, signal, subprocess, sys, time
@@ -96,6 +97,32 @@ def test_a_starter_that_outlives_its_ranks_is_ended(
     assert words in launcher.failure
     assert failure_report(tmp_path)["rank"] == 2
     assert "has not ended 10 s after its ranks" in launcher.text
+
+
+def test_an_argument_of_the_script_is_no_option_of_mpirun(tmp_path: Path) -> None:
+    """mpirun goes on after a failure with ``--mca orte_enable_recovery 1``; the script has the
+    argument ``--recover``.
+    """
+    script = LAST_FAILS.replace("END", "sys.exit(3)") + "signal.pause()"
+    with job(tmp_path, "mpi", STAYS, script, recover="yes") as made:
+        assert made.wait() == 3, made.text
+    assert failure_report(tmp_path)["rank"] == 2
+    assert "has not ended 10 s after its ranks" in made.text
+
+
+@pytest.mark.parametrize(
+    ("line", "options"),
+    [
+        (
+            "torchrun --max-restarts=3 /opt/programs/rank.py -- train.py --max-restarts=many",
+            "torchrun --max-restarts=3",
+        ),
+        ("torchrun --nnodes=1 train.py", "torchrun --nnodes=1 train.py"),
+        ("", ""),
+    ],
+)
+def test_the_options_of_a_starter_end_before_the_users_program(line: str, options: str) -> None:
+    assert list(options_of_starter(line.split())) == options.split()
 
 
 def test_ranks_that_all_end_well_are_a_success_whatever_becomes_of_mpirun(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from trainworks_launcher.programs.installing import pip_files
+from trainworks_launcher.programs.installing.environment import import_error
 
 ORACLE = """
 import json, sys
@@ -271,3 +273,12 @@ def test_settings_that_pip_rejects_are_an_error(
     (tmp_path / "pip.conf").write_text("[global]\npre = perhaps\n")
     with pytest.raises(pip_files.SettingsError, match="pre is 'perhaps', and neither yes nor no"):
         pip_files.read_settings()
+
+
+def test_an_import_that_a_signal_ended_is_told_by_the_signal() -> None:
+    """And not by the warning before it. The statement stands for a module that crashes."""
+    crash = "os, sys; sys.stderr.write('UserWarning: old\\n'); os.abort()"
+    assert import_error(crash) == f"import ended by signal {int(signal.SIGABRT)}"
+    assert import_error("no_such_module") == (
+        "ModuleNotFoundError: No module named 'no_such_module'"
+    )

@@ -96,15 +96,15 @@ class Job:
         self.worker = CrashLoop("algo-2", False, of_worker)
 
     def _tell(self, rounds: int) -> None:
-        self.leader.told("algo-2", {"rounds": rounds})
+        self.leader.receive_count("algo-2", {"rounds": rounds})
 
 
 def own(job: Job, last: bool) -> None:
-    job.leader.judged(last, None)
+    job.leader.count_restart(last, None)
 
 
 def other(job: Job, last: bool) -> None:
-    job.worker.judged(last, FAILURE)
+    job.worker.count_restart(last, FAILURE)
 
 
 @pytest.mark.parametrize(
@@ -155,21 +155,21 @@ def at(line: int, message: str) -> Outcome:
 def test_the_same_failure_is_the_same_exception_at_the_same_line_whatever_it_says() -> None:
     job = Job()
     for number in range(3):
-        job.leader.judged(NOTHING, at(7, f"object at {number}"))
+        job.leader.count_restart(NOTHING, at(7, f"object at {number}"))
     assert len(job.outcomes) == 1
 
 
 def test_another_failure_is_a_step_further() -> None:
     job = Job()
     for line in range(9):
-        job.leader.judged(NOTHING, at(line, "always the same"))
+        job.leader.count_restart(NOTHING, at(line, "always the same"))
     assert not job.outcomes
 
 
 def test_the_sentence_is_the_cause_beside_the_last_failure() -> None:
     job = Job()
     for failure in (None, FAILURE, None):
-        job.leader.judged(NOTHING, failure)
+        job.leader.count_restart(NOTHING, failure)
     (outcome,) = job.outcomes
     assert outcome.text.splitlines() == [
         "3 restarts in a row without a step further: ValueError: boom",

@@ -96,7 +96,14 @@ class Gpus(NamedTuple):
 
 
 def query_gpus(limit: float) -> Gpus:
-    """Query nvidia-smi; a process that has not answered within ``limit`` seconds is left behind."""
+    """Query nvidia-smi for all GPUs of the container.
+
+    Args:
+        limit: Seconds; a process that has not answered by then is killed and left behind.
+
+    Returns:
+        The GPUs, or the problem because of which nvidia-smi gave no answer.
+    """
     deadline = time.monotonic() + limit
     try:
         started = [_start(query) for query in _QUERIES]
@@ -111,7 +118,8 @@ def query_gpus(limit: float) -> Gpus:
     by_uuid: dict[str, dict[str, str]] = {}
     for query, answer, process in zip(_QUERIES, answers, started):
         if process.poll() not in (0, status):
-            continue  # the driver does not know a field of this query
+            # The driver does not know a field of this query.
+            continue
         for row in _rows(answer, query.fields):
             by_uuid.setdefault(row[_UUID], {}).update(row)
     devices = {}
@@ -134,7 +142,14 @@ def _may_wait_for_fabric(devices: Mapping[int, Gpu]) -> bool:
 
 
 def _start_cuda(deadline: float) -> int | None:
-    """Start CUDA in a process; return the result, None without one."""
+    """Start CUDA in a process of its own, which may hang.
+
+    Args:
+        deadline: End of the wait (monotonic clock).
+
+    Returns:
+        The result of cuInit, 0 for success; None if CUDA is not there, or does not answer.
+    """
     process = subprocess.Popen(
         (sys.executable, "-IS", "-c", _START_CUDA), stdout=_PIPE, stderr=subprocess.DEVNULL
     )
@@ -183,6 +198,7 @@ def is_visible(visible: Sequence[str] | None, index: int, uuid: str) -> bool:
 
 
 def _start(query: _Query) -> subprocess.Popen[bytes]:
+    """Start nvidia-smi with a query. Raises OSError if it is not there."""
     names = query.fields
     if query.kind != "gpu":
         # The field of the UUID has another name in these queries.
@@ -194,9 +210,14 @@ def _start(query: _Query) -> subprocess.Popen[bytes]:
 
 
 def _output_of(process: subprocess.Popen[bytes], deadline: float) -> str | None:
-    """Return the output of a process; None for one that has not ended by the deadline.
+    """Return the output of a process, whatever its status.
 
-    Such a process is killed, and left behind.
+    Args:
+        process: The process.
+        deadline: End of the wait (monotonic clock).
+
+    Returns:
+        The output; None for a process that has not ended by then, which is killed and left behind.
     """
     try:
         output, _ = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
@@ -207,7 +228,14 @@ def _output_of(process: subprocess.Popen[bytes], deadline: float) -> str | None:
 
 
 def _rows(text: str | None, fields: Sequence[str]) -> Iterator[dict[str, str]]:
-    """Yield the lines of an answer, by field; skips lines that report an unreachable GPU."""
+    """Yield the lines of an answer as field -> value.
+
+    Lines in another form, such as those about an unreachable GPU, are skipped.
+
+    Args:
+        text: The answer, for example ``0, GPU-5f3a, 535.183.01, 0, No``; None for none.
+        fields: The fields of the query.
+    """
     for line in (text or "").splitlines():
         values = [value.strip() for value in line.split(",")]
         if len(values) == len(fields) and (fields[0] != "index" or values[0].isdigit()):
@@ -215,7 +243,12 @@ def _rows(text: str | None, fields: Sequence[str]) -> Iterator[dict[str, str]]:
 
 
 def find_gpu_problems(checks: Checks, gpus: Gpus) -> Iterator[Finding]:
-    """Yield the problems of the driver and the GPUs of a host."""
+    """Yield the problems of the driver and the GPUs of a host.
+
+    Args:
+        checks: The expected values.
+        gpus: The answers of nvidia-smi.
+    """
     look = f"run {PROGRAM} on the host"
     if gpus.problem:
         advice = f"{look}; start the container with NVIDIA's container runtime and its utilities"
@@ -236,8 +269,10 @@ def find_gpu_problems(checks: Checks, gpus: Gpus) -> Iterator[Finding]:
         yield Finding(FAILED, "a GPU is lost: it has fallen off the bus", REPLACE)
     elif gpus.status not in (0, _LOST):
         yield Finding(WARNING, f"{PROGRAM} ends with status {gpus.status}", look)
-    yield from _fabric(gpus)
-    if (gpus.devices or gpus.status == _LOST) and len(gpus.devices) < checks.gpus:
+    yield from _find_fabric_problems(gpus)
+    # Without any device the status says more, unless all GPUs are lost.
+    has_answer = bool(gpus.devices) or gpus.status == _LOST
+    if has_answer and len(gpus.devices) < checks.gpus:
         problem = (
             f"the NVIDIA driver knows {len(gpus.devices)} of the {count_of(checks.gpus, 'GPU')} in"
             " this container"
@@ -245,10 +280,10 @@ def find_gpu_problems(checks: Checks, gpus: Gpus) -> Iterator[Finding]:
         yield Finding(FAILED, problem, REPLACE)
     for index, gpu in gpus.devices.items():
         if is_visible(checks.visible_gpus, index, gpu.get(_UUID, "")):
-            yield from _gpu(f"GPU {index}", gpu)
+            yield from _find_problems_of_gpu(f"GPU {index}", gpu)
 
 
-def _fabric(gpus: Gpus) -> Iterator[Finding]:
+def _find_fabric_problems(gpus: Gpus) -> Iterator[Finding]:
     """Yield a finding if the GPUs of a board with NVSwitches wait for its fabric manager."""
     advice = f"start nvidia-fabricmanager on the host, in the driver's own version, or {REPLACE}"
     if gpus.cuda == _CUDA_NOT_READY:
@@ -258,13 +293,24 @@ def _fabric(gpus: Gpus) -> Iterator[Finding]:
             advice,
         )
         return
-    late = sum(gpu.get(_FABRIC) in _WAITING for gpu in gpus.devices.values())
-    if late and gpus.cuda is None:
-        problem = f"{late} of {count_of(len(gpus.devices), 'GPU')} wait for NVIDIA's fabric manager"
+    waiting = 0
+    for gpu in gpus.devices.values():
+        if gpu.get(_FABRIC) in _WAITING:
+            waiting += 1
+    # If CUDA could start, or failed otherwise, its own result counts.
+    if waiting and gpus.cuda is None:
+        total = count_of(len(gpus.devices), "GPU")
+        problem = f"{waiting} of {total} wait for NVIDIA's fabric manager"
         yield Finding(WARNING, problem, advice)
 
 
-def _gpu(name: str, gpu: Gpu) -> Iterator[Finding]:
+def _find_problems_of_gpu(name: str, gpu: Gpu) -> Iterator[Finding]:
+    """Yield the problems of one GPU; of a lost GPU only that.
+
+    Args:
+        name: For example ``GPU 3``.
+        gpu: Its values; a field that the driver does not know is absent.
+    """
     for value in gpu.values():
         if value in _GONE:
             yield Finding(FAILED, f"{name} {_GONE[value]}", REPLACE)
@@ -279,6 +325,7 @@ def _gpu(name: str, gpu: Gpu) -> Iterator[Finding]:
         problem = f"{name} has broken memory that the next reset replaces"
         yield Finding(WARNING, problem, "reset the GPU or reboot the host when no job runs on it")
     slow: list[str] = []
+    # The driver knows one of the two fields.
     for field in _SLOW:
         if gpu.get(field, "").startswith("0x"):
             bits = int(gpu[field], 16)

@@ -43,7 +43,11 @@ class HostState(NamedTuple):
 
 
 def driver_version(text: str) -> str:
-    """Parse the version in the text of /proc/driver/nvidia/version; ``""`` for none."""
+    """Parse the driver's version in the text of /proc/driver/nvidia/version.
+
+    Returns:
+        For example ``535.183.01``; ``""`` if the text has none.
+    """
     match = _VERSION.search(text)
     if match is None:
         return ""
@@ -53,7 +57,9 @@ def driver_version(text: str) -> str:
 def read_host_state(
     interface: str, directories: Sequence[str], gpus: Gpus | None = None
 ) -> HostState:
-    """Read the state of this host.
+    """Read the state of this host from the kernel's files.
+
+    A figure that cannot be read has the value for "not known".
 
     Args:
         interface: Network interface; ``""`` for none.
@@ -61,11 +67,13 @@ def read_host_state(
         gpus: GPUs by nvidia-smi; None if it was not queried.
     """
     driver = driver_version(text_of("/proc/driver/nvidia/version"))
+    # A container may not see that file.
     if not driver and gpus is not None:
         driver = gpus.driver
     free = {}
     for directory in directories:
-        file_system = _file_system(directory)
+        file_system = _read_file_system(directory)
+        # A file system without blocks, such as one of the network, does not report its space.
         if file_system is not None and file_system.f_blocks:
             free[directory] = file_system.f_frsize * file_system.f_bavail
     return HostState(
@@ -90,7 +98,7 @@ def _is_up(interface: str) -> bool | None:
 
 
 def size_of(path: str) -> int | None:
-    """Return the size of a file system in bytes; None if there is none."""
+    """Return the size of the file system at a path in bytes; None if the path does not exist."""
     try:
         file_system = os.statvfs(path)
     except OSError:
@@ -99,21 +107,31 @@ def size_of(path: str) -> int | None:
 
 
 def is_full(path: str) -> bool:
-    """Return whether a writable file system has less than _FULL_BYTES, or no inode, left."""
-    file_system = _file_system(path)
+    """Return whether the file system of a path has less than 64 KiB, or no inode, left.
+
+    False for a read-only file system, and for one that cannot be examined.
+
+    Args:
+        path: The path, which need not exist.
+    """
+    file_system = _read_file_system(path)
     if file_system is None or file_system.f_flag & os.ST_RDONLY:
         return False
     # root may use blocks and inodes that are reserved.
     blocks, inodes = file_system.f_bfree, file_system.f_ffree
     if os.geteuid():
         blocks, inodes = file_system.f_bavail, file_system.f_favail
+    # A file system without a fixed number of inodes reports 0 of them.
     if file_system.f_files > 0 and not inodes:
         return True
     return file_system.f_blocks > 0 and blocks * file_system.f_frsize < _FULL_BYTES
 
 
-def _file_system(path: str) -> os.statvfs_result | None:
-    """Return the file system of a path's longest existing parent; None if none can be examined."""
+def _read_file_system(path: str) -> os.statvfs_result | None:
+    """Examine the file system of a path, or of its nearest existing parent.
+
+    None if none can be examined.
+    """
     absolute = Path(path).absolute()
     for parent in (absolute, *absolute.parents):
         with contextlib.suppress(OSError):

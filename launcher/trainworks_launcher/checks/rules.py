@@ -37,19 +37,30 @@ other host look too new or too old. AWS refuses signed requests from 5 minutes o
 
 
 def version_of(text: str) -> tuple[int, ...]:
-    """Parse a driver's version: ``535.183.01`` is (535, 183, 1)."""
+    """Parse a driver's version; parts that are not a number are left out.
+
+    >>> version_of("535.183.01")
+    (535, 183, 1)
+    """
     return tuple(int(part) for part in text.split(".") if part.isdecimal())
 
 
 def find_problems(checks: Checks, state: HostState) -> tuple[Finding, ...]:
-    """Return all problems of a host, failures first."""
+    """Return all problems of a host, failures first; () for none.
+
+    Args:
+        checks: The expected values.
+        state: The state of the host.
+    """
     findings: list[Finding] = []
     if state.gpus is not None:
-        # Here, because a host without GPUs starts sooner without it.
+        # Imported late, because a host without GPUs starts sooner without it.
         from trainworks_launcher.checks.gpus import find_gpu_problems
 
         findings = list(find_gpu_problems(checks, state.gpus))
-    findings += [*_driver(checks, state), *_counts(checks, state), *_places(checks, state)]
+    findings += _check_driver(checks, state)
+    findings += _check_numbers_of_devices(checks, state)
+    findings += _check_space(checks, state)
     if checks.interface and state.interface_up is False:
         problem = (
             f"the network interface {checks.interface} is down,"
@@ -60,9 +71,11 @@ def find_problems(checks: Checks, state: HostState) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda finding: finding.severity != FAILED))
 
 
-def _driver(checks: Checks, state: HostState) -> Iterator[Finding]:
+def _check_driver(checks: Checks, state: HostState) -> Iterator[Finding]:
+    """Yield a finding for GPUs without CUDA in the image, and for a driver that is too old."""
     gpus = max(checks.gpus, checks.row_gpus)
-    if gpus and checks.without_cuda:  # may be intended: a container without CUDA gets no GPU
+    # A warning only, because it may be intended: a container without CUDA gets no GPU.
+    if gpus and checks.without_cuda:
         yield Finding(
             WARNING, f"{count_of(gpus, 'GPU')} and an image without CUDA", "use an image for CUDA"
         )
@@ -77,9 +90,12 @@ def _driver(checks: Checks, state: HostState) -> Iterator[Finding]:
         yield Finding(FAILED, problem, advice)
 
 
-def _counts(checks: Checks, state: HostState) -> Iterator[Finding]:
-    devices = state.gpus.devices if state.gpus is not None else {}
-    present = min(checks.gpus, len(devices)) if devices else checks.gpus
+def _check_numbers_of_devices(checks: Checks, state: HostState) -> Iterator[Finding]:
+    """Yield a finding if the container has fewer GPUs or EFA devices than the instance type."""
+    present = checks.gpus
+    if state.gpus is not None and state.gpus.devices:
+        # The driver may know fewer GPUs than the container has device files.
+        present = min(checks.gpus, len(state.gpus.devices))
     if checks.row_gpus > present and not checks.without_cuda:
         problem = (
             f"{checks.instance_type} has {count_of(checks.row_gpus, 'GPU')},"
@@ -99,11 +115,13 @@ def _counts(checks: Checks, state: HostState) -> Iterator[Finding]:
         )
 
 
-def _places(checks: Checks, state: HostState) -> Iterator[Finding]:
+def _check_space(checks: Checks, state: HostState) -> Iterator[Finding]:
+    """Yield a finding if /dev/shm is small, and for each directory without free disk."""
     size = state.shared_memory
     least = SHARED_MEMORY_BYTES if checks.shared_memory else _DEFAULT_SHARED_MEMORY
     if size is not None and size < least:
-        problem = f"/dev/shm has {_size(size)}: data loaders with workers may die of SIGBUS"  # noqa: S108
+        shown = _format_size(size)
+        problem = f"/dev/shm has {shown}: data loaders with workers may die of SIGBUS"  # noqa: S108
         advice = (
             "start the container with --shm-size, or --ipc=host;"
             " Kubernetes: an emptyDir of medium Memory"
@@ -114,14 +132,16 @@ def _places(checks: Checks, state: HostState) -> Iterator[Finding]:
             severity = FAILED if free < DISK_FULL_BYTES else WARNING
             yield Finding(
                 severity,
-                f"{directory} has {_size(free)} of free disk",
+                f"{directory} has {_format_size(free)} of free disk",
                 "use a larger volume, or free some",
             )
 
 
 # --- between hosts --------------------------------------------------------------------------------
 def clock(host: str, difference: float, uncertainty: float) -> Finding | None:
-    """Return a warning if the clock of a host and the leader's differ.
+    """Return a warning if the clock of a host and the leader's surely differ by two seconds.
+
+    None if they do not, or if the uncertainty is too large.
 
     Args:
         host: The host.
@@ -130,8 +150,8 @@ def clock(host: str, difference: float, uncertainty: float) -> Finding | None:
     """
     if abs(difference) - uncertainty <= CLOCK_SECONDS:
         return None
-    way = "ahead of" if difference > 0 else "behind"
-    problem = f"the clock of {host} is {abs(difference):.1f} s {way} the leader's"
+    direction = "ahead of" if difference > 0 else "behind"
+    problem = f"the clock of {host} is {abs(difference):.1f} s {direction} the leader's"
     return Finding(
         WARNING,
         problem,
@@ -139,7 +159,8 @@ def clock(host: str, difference: float, uncertainty: float) -> Finding | None:
     )
 
 
-def _size(size: int) -> str:
+def _format_size(size: int) -> str:
+    """Write bytes for people: ``1.5 GiB`` or ``64 MiB``."""
     if size >= GIB:
         return f"{size / GIB:.1f} GiB"
     return f"{size / (1 << 20):.0f} MiB"

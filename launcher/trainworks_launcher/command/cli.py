@@ -85,47 +85,59 @@ In a checkout of trainworks:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit status. ``arguments`` defaults to the process's own."""
+    """Run the command, and return the exit status.
+
+    A program that is not a command of the launcher replaces this process.
+
+    Args:
+        arguments: The command line without the program's name; default: the process's own.
+    """
     _open_streams()
     words: list[str] = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0] == "train":
         words = words[1:]
     elif words and not words[0].startswith("-") and words[0] not in _OWN_WORDS:
         return _execute(words)
+    # The words before ``--`` are the launcher's, the others the program and its arguments.
     end = words.index("--") if "--" in words else len(words)
     words, program = words[:end], words[end:]
     if words[:1] == ["preflight"]:
         sys.stderr.write(_PREFLIGHT)
         return names.EXIT_NOT_STARTED
     if words and not {"--help", "-h"}.isdisjoint((words[0], words[-1])):
-        sys.stdout.write(_help(every=words[-1] == "all"))
+        sys.stdout.write(_make_help(every=words[-1] == "all"))
         return 0
     if words == ["--version"]:
         sys.stdout.write(f"trainworks-launcher {__version__}\n")
         return 0
     if not words and not program:
         return _train()
+    # Imported late, because most starts have no option.
     from trainworks_launcher.command import options
 
     try:
-        command, parsed, asked = options.read(words, program)
+        command, parsed, invocation = options.read(words, program)
     except options.UsageError as error:
         sys.stderr.write(f"trainworks: {error} (see: train --help)\n")
         return names.EXIT_NOT_STARTED
     if command.name == "check":
         return _check("bandwidth" in parsed)
-    return _train(asked) if command is options.TRAIN else _show(command.name, parsed, asked)
+    if command is options.TRAIN:
+        return _train(invocation)
+    return _show(command.name, parsed, invocation)
 
 
 _STANDARD_ERROR = 2
 
 
 def _open_streams() -> None:
-    """Open /dev/null for each standard stream that is closed, or the next file
-    or pipe would get its number.
+    """Open /dev/null for each standard stream that is closed.
+
+    Else the next file or pipe would get the number of the stream, and the log would go there.
     """
     while True:
-        descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest free number
+        # The kernel gives the lowest free number.
+        descriptor = os.open(os.devnull, os.O_RDWR)
         if descriptor > _STANDARD_ERROR:
             os.close(descriptor)
             break
@@ -133,14 +145,22 @@ def _open_streams() -> None:
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
-def _columns() -> int:
-    """Columns of the terminal; 100 where there is none."""
+def _read_columns() -> int:
+    """Return the columns of the terminal; 100 without one."""
     import shutil
 
     return shutil.get_terminal_size((100, 24)).columns
 
 
-def _help(*, every: bool) -> str:
+_HELP_COLUMNS = 118
+
+
+def _make_help(*, every: bool) -> str:
+    """Return the help.
+
+    Args:
+        every: Whether it has all settings, also those that few people need.
+    """
     import textwrap
 
     from trainworks_launcher.command import variables
@@ -148,11 +168,13 @@ def _help(*, every: bool) -> str:
     from trainworks_launcher.contract.modes import MODES
     from trainworks_launcher.environment.platforms import PLATFORMS
 
+    modes = [f"  {row.switch:<50}{row.name}" for row in MODES.values() if row.switch]
+    platforms = textwrap.wrap(
+        ", ".join(PLATFORMS), _HELP_COLUMNS, initial_indent="  ", subsequent_indent="  "
+    )
     return _HELP.format(
-        modes="\n".join(f"  {row.switch:<50}{row.name}" for row in MODES.values() if row.switch),
-        platforms="\n".join(
-            textwrap.wrap(", ".join(PLATFORMS), 118, initial_indent="  ", subsequent_indent="  ")
-        ),
+        modes="\n".join(modes),
+        platforms="\n".join(platforms),
         per_host=names.PROCESSES_PER_HOST,
         not_started=names.EXIT_NOT_STARTED,
         preparation=names.EXIT_PREPARATION,
@@ -167,31 +189,41 @@ def _help(*, every: bool) -> str:
 
 
 def _execute(words: Sequence[str]) -> int:
-    """Become another program; returns only if that fails."""
+    """Become another program.
+
+    Returns only if that fails, with a line on standard error: 127 if the program does not exist,
+    126 if it cannot be executed, as a shell.
+
+    Args:
+        words: The program and its arguments.
+    """
     try:
         os.execvp(words[0], list(words))
     except OSError as error:
-        script = os.path.isfile(words[0])  # noqa: PTH113
-        hint = (
-            "; to train, give no argument or: train" if isinstance(error, FileNotFoundError) else ""
-        )
-        hint = f"; to train with it, write: train -- {' '.join(words)}" if script else hint
+        is_missing = isinstance(error, FileNotFoundError)
+        hint = ""
+        if os.path.isfile(words[0]):  # noqa: PTH113
+            # A script without execute permission or without ``#!``.
+            hint = f"; to train with it, write: train -- {' '.join(words)}"
+        elif is_missing:
+            hint = "; to train, give no argument or: train"
         sys.stderr.write(
             f"trainworks: cannot execute {words[0]!r}: {error.strerror or error}{hint}\n"
         )
-        return (
-            names.EXIT_NOT_FOUND
-            if isinstance(error, FileNotFoundError)
-            else names.EXIT_NOT_EXECUTABLE
-        )
+        if is_missing:
+            return names.EXIT_NOT_FOUND
+        return names.EXIT_NOT_EXECUTABLE
 
 
 def _check(measures: bool) -> int:
-    """Check this host; the script and the rest of the job need not be there.
+    """Check this host, and print the findings; the script and the rest of the job need not exist.
 
     Args:
-        measures: Whether an all-reduce is timed, too: a job of its own, which
-            begins with the same checks.
+        measures: Whether an all-reduce is timed, too: a job of its own, which begins with the same
+            checks.
+
+    Returns:
+        0, or ``names.EXIT_CHECK`` if a check failed; with an all-reduce the status of that job.
     """
     if measures:
         import shutil
@@ -212,6 +244,7 @@ def _check(measures: bool) -> int:
     environment = read_environment(take_variables())
     placement, _ = read_placement(environment, "")
     network, _ = read_network(environment, placement)
+    # A person who asks for checks gets them, also if jobs have none.
     level = QUICK if environment.variables.get(names.CHECK_VARIABLE) == OFF else ""
     checks = checks_of(environment, placement, network, level)
     findings = run_checks(checks) if checks is not None else ()
@@ -229,12 +262,22 @@ def _check(measures: bool) -> int:
             )
         place = f"port {network.control_port} of {placement.leader}"
         print(f"the launchers of this job talk on {place}, {secret}")
-    failed = any(finding.severity == FAILED for finding in findings)
-    return names.EXIT_CHECK if failed else 0
+    if any(finding.severity == FAILED for finding in findings):
+        return names.EXIT_CHECK
+    return 0
 
 
-def _show(what: str, parsed: Parsed, asked: Invocation) -> int:
-    """Print the plan of a host (``--plan``) or the reasons for it (``explain``)."""
+def _show(command: str, parsed: Parsed, invocation: Invocation) -> int:
+    """Print the plan of a host, or the reasons for it, and start nothing.
+
+    Args:
+        command: ``--plan`` or ``explain``.
+        parsed: The options of the command.
+        invocation: Settings and program of the command line.
+
+    Returns:
+        0; the status of a refusal, with the refusal on standard error.
+    """
     from trainworks_launcher.command import explain
     from trainworks_launcher.command.options import value_of
     from trainworks_launcher.command.rank_map import rank_map
@@ -245,56 +288,67 @@ def _show(what: str, parsed: Parsed, asked: Invocation) -> int:
     from trainworks_launcher.job.job import make_job
     from trainworks_launcher.plan.modes import plan_host
 
-    environment = read_environment(take_variables(), asked)
+    environment = read_environment(take_variables(), invocation)
     redactor = Redactor(environment.variables, environment.hyperparameters)
-    secrets = "--show-secrets" in parsed
+    shows_secrets = "--show-secrets" in parsed
     try:
         job = make_job(environment, value_of(parsed, "--host"))
         plan = plan_host(job)
     except RefusalError as refusal:
-        sys.stderr.write(f"trainworks: {refusal if secrets else redactor.text(str(refusal))}\n")
+        text = str(refusal)
+        if not shows_secrets:
+            text = redactor.text(text)
+        sys.stderr.write(f"trainworks: {text}\n")
         return refusal.status
-    plan = plan if secrets else plan.redacted(redactor)
-    if what == "--plan":
+    if not shows_secrets:
+        plan = plan.redacted(redactor)
+    if command == "--plan":
         sys.stdout.write(plan.to_json())
         return 0
     rows = explain.explain(plan, environment.variables)
     if value_of(parsed, "--format", "table") == "json":
         sys.stdout.write(explain.to_json(plan, rows))
     else:
-        sys.stdout.write(
-            explain.to_table(plan, rows, _columns(), rank_map(job.placement, environment.devices))
-        )
+        ranks = rank_map(job.placement, environment.devices)
+        sys.stdout.write(explain.to_table(plan, rows, _read_columns(), ranks))
     return 0
 
 
-def _train(asked: Invocation | None = None, measures: bool = False) -> int:
-    """Run this host's part.
-
-    The handlers come first: a stop signal during all that follows is not lost.
+def _train(invocation: Invocation | None = None, measures: bool = False) -> int:
+    """Run this host's part of the job, and return the exit status.
 
     Args:
-        asked: What the command line asks for; None: nothing.
-        measures: Whether that is ``plan.bandwidth``'s all-reduce.
+        invocation: Settings and program of the command line; None without arguments.
+        measures: Whether that is the all-reduce of ``plan.bandwidth``.
     """
     from trainworks_launcher.contract.stop_signals import EarlyStops, StoppedError
 
+    # The handlers come first, so that a stop signal during all that follows is not lost.
     with EarlyStops() as stops:
         try:
             from trainworks_launcher.supervise.supervisor import run_plan
 
-            start = _plan_start(asked, measures)
+            start = _plan_start(invocation, measures)
             if isinstance(start, int):
                 return start
+            # From now on a signal is kept for the supervisor, and raises nothing.
             stops.hold()
         except StoppedError as stopped:
             stops.hold()
-            return _stopped(stopped.number, asked)
+            return _report_stop(stopped.number, invocation)
         return run_plan(start.plan, start.environment, start.refusal, stops.numbers)
 
 
-def _stopped(number: int, asked: Invocation | None) -> int:
-    """End a job that a stop signal met while it was read."""
+def _report_stop(number: int, invocation: Invocation | None) -> int:
+    """Write and log the outcome of a job that was stopped while it was read.
+
+    Args:
+        number: The stop signal.
+        invocation: As in ``_train``.
+
+    Returns:
+        The exit status: 128 and the number of the signal.
+    """
     import signal
 
     from trainworks_launcher.contract.redaction import Redactor
@@ -306,7 +360,8 @@ def _stopped(number: int, asked: Invocation | None) -> int:
 
     text = f"stopped by {signal.Signals(number).name} before the program was started"
     outcome = Outcome(STOPPED, 128 + number, os.uname().nodename, text)
-    reports = report_directory(os.environ, asked is not None and bool(asked.program))
+    has_program = invocation is not None and bool(invocation.program)
+    reports = report_directory(os.environ, has_program)
     outcome_files.clear(reports)
     outcome_files.write(reports, outcome, Redactor(os.environ))
     log(last_words(outcome))
@@ -314,17 +369,28 @@ def _stopped(number: int, asked: Invocation | None) -> int:
 
 
 class _Start(NamedTuple):
-    """What is run on this host. refusal: why it cannot take part; None if it can."""
+    """The plan that is run on this host.
+
+    Attributes:
+        plan: The plan.
+        environment: What was read on this host.
+        refusal: Why this host cannot take part; None if it can.
+    """
 
     plan: NodePlan
     environment: Environment
     refusal: Outcome | None = None
 
 
-def _plan_start(asked: Invocation | None, measures: bool) -> _Start | int:
-    """Read the job and plan this host's part.
+def _plan_start(invocation: Invocation | None, measures: bool) -> _Start | int:
+    """Read the job and plan this host's part; log the first lines of the job.
 
-    Returns the exit status of a job that is refused, where no other host has to be told.
+    Args:
+        invocation: As in ``_train``.
+        measures: As in ``_train``.
+
+    Returns:
+        The start. The exit status of a refused job, if no other host has to know of that.
     """
     from trainworks_launcher.contract.errors import RefusalError
     from trainworks_launcher.contract.redaction import Redactor
@@ -337,18 +403,19 @@ def _plan_start(asked: Invocation | None, measures: bool) -> _Start | int:
     from trainworks_launcher.supervise.processes import output
 
     try:
-        environment = read_patiently(take_variables(), asked or NOTHING_ASKED, output.log)
+        environment = read_patiently(take_variables(), invocation or NOTHING_ASKED, output.log)
     except RefusalError as refusal:
         # A file system that does not answer: there is no place for a report, either.
         output.log(str(refusal))
         return refusal.status
     redactor = Redactor(environment.variables, environment.hyperparameters)
-    known: Job | None = None
+    # Set before the plan, whose refusal may need the job's hosts.
+    known_job: Job | None = None
     try:
-        known = job = make_job(environment)
+        known_job = job = make_job(environment)
         plan = plan_host(job)
     except RefusalError as refusal:
-        return _start_of_refusal(refusal, environment, known)
+        return _start_of_refusal(refusal, environment, known_job)
     if measures:
         from trainworks_launcher.plan.bandwidth import measured
 
@@ -362,7 +429,7 @@ def _plan_start(asked: Invocation | None, measures: bool) -> _Start | int:
         shown = plan.redacted(redactor)
         rows = explain.explain(shown, environment.variables)
         ranks = rank_map(job.placement, environment.devices)
-        for line in explain.to_table(shown, rows, _columns(), ranks).splitlines():
+        for line in explain.to_table(shown, rows, _read_columns(), ranks).splitlines():
             output.log(line)
     return _Start(plan, environment)
 
@@ -370,14 +437,15 @@ def _plan_start(asked: Invocation | None, measures: bool) -> _Start | int:
 def _start_of_refusal(
     refusal: RefusalError, environment: Environment, job: Job | None
 ) -> _Start | int:
-    """Return a start that only tells the other hosts of a refusal.
-
-    Returns the exit status where there are none. Then the report is written here.
+    """Log a refusal, and return a start that only reports it to the other hosts.
 
     Args:
         refusal: Why the job is refused.
         environment: What was read on this host.
-        job: The job; None if it was refused before it was known.
+        job: The job; None if it was refused before its hosts were known.
+
+    Returns:
+        The start. Without other hosts the exit status: then the report is written to its file.
     """
     from trainworks_launcher.contract.redaction import Redactor
     from trainworks_launcher.job.job import JobRefusedError
@@ -389,11 +457,12 @@ def _start_of_refusal(
     redactor = Redactor(environment.variables, environment.hyperparameters)
     text = redactor.text(str(refusal))
     output.log(text)
-    known = refusal if isinstance(refusal, JobRefusedError) else job
+    # A refusal of a whole job has the hosts that were read before.
+    source = refusal if isinstance(refusal, JobRefusedError) else job
     host, plan = environment.hostname, None
-    if known is not None:
-        host = known.placement.host
-        plan = plan_of_refusal(known.placement, known.network, environment.base_directory)
+    if source is not None:
+        host = source.placement.host
+        plan = plan_of_refusal(source.placement, source.network, environment.base_directory)
     outcome = Outcome(FAILED, refusal.status, host, text)
     if plan is not None:
         return _Start(plan, environment, outcome)

@@ -1,9 +1,8 @@
-"""Why a host does what it does: each flag and each variable with its value, its
-origin and its reason. Pure.
+"""Explain a host's plan: each flag and variable with its value, its origin and its reason. Pure.
 
-Flags come from the reasons that the plan's command line is made of. Variables have a reason in the
-plan where a mode or the network fabric sets them; what every script is given has its meaning in the
-table below, by name.
+Flags come from the reasons that the plan's command line is made of. A variable that a mode or the
+network fabric sets has a reason in the plan. The variables of every script have their meaning in
+the table below, by name.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ class Row(NamedTuple):
     """One line of an explanation.
 
     Attributes:
-        kind: ``flag``, ``variable``, ``process`` (it runs before or beside the
-            command) or ``choice``.
-        name: What the line is about.
+        kind: ``flag``, ``variable``, ``process`` (it runs before or beside the command) or
+            ``choice``.
+        name: The flag, variable, process or choice.
         value: Its value; ``""`` for a flag without one.
         origin: Who decided, as ``Origin.word``.
         why: The reason.
@@ -140,49 +139,51 @@ _PREFIXES: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 
 def explain(plan: NodePlan, inherited: Mapping[str, str]) -> tuple[Row, ...]:
-    """Account for every word of the plan's command line and every variable that it adds to
-    ``inherited`` or changes.
+    """Explain every word of a plan's command line, and every variable that it adds or changes.
 
-    A variable that nothing accounts for has an empty reason: a test holds that there is none.
+    Args:
+        plan: The plan.
+        inherited: The variables of the container: one with the same value is left out.
+
+    Returns:
+        Flags, variables, processes and choices, in this order. A variable without a known meaning
+        has an empty reason; the tests check that there is none.
     """
-    about = {reason.subject: reason for reason in plan.why}
-    rows = [
-        Row("flag", reason.subject, _value(reason), reason.origin.word, reason.why)
-        for reason in plan.why
-        if reason.words
-    ]
+    reasons = {reason.subject: reason for reason in plan.why}
+    rows: list[Row] = []
+    for reason in plan.why:
+        if reason.words:
+            value = _value_of_flag(reason)
+            rows.append(Row("flag", reason.subject, value, reason.origin.word, reason.why))
     for name, value in sorted(plan.env.items()):
         if inherited.get(name) == value:
             continue
-        origin, why = _about_variable(name, about)
+        origin, why = _explain_variable(name, reasons)
         rows.append(Row("variable", name, value, origin, why))
-    for name, words, why in (
-        ("code", plan.code.fetch, "fetches the code, before anything else"),
-        ("requirements", plan.requirements, "installs what the code needs, once on each host"),
-    ):
-        if words:
-            rows.append(Row("process", name, shlex.join(words), _USER, why))
-    for beside in plan.auxiliaries:
-        rows.append(
-            Row(
-                "process", beside.name, shlex.join(beside.argv), _DEFAULT, "runs beside the program"
-            )
-        )
-        rows += [
-            Row("process", name, value, _DEFAULT, f"only for the {beside.name}")
-            for name, value in sorted(beside.env.items())
-        ]
-    rows += [
-        Row("choice", reason.subject, "", reason.origin.word, reason.why)
-        for reason in plan.why
-        if not reason.words and reason.subject not in plan.env
-    ]
+    if plan.code.fetch:
+        why = "fetches the code, before anything else"
+        rows.append(Row("process", "code", shlex.join(plan.code.fetch), _USER, why))
+    if plan.requirements:
+        why = "installs what the code needs, once on each host"
+        rows.append(Row("process", "requirements", shlex.join(plan.requirements), _USER, why))
+    for auxiliary in plan.auxiliaries:
+        command = shlex.join(auxiliary.argv)
+        rows.append(Row("process", auxiliary.name, command, _DEFAULT, "runs beside the program"))
+        for name, value in sorted(auxiliary.env.items()):
+            why = f"only for the {auxiliary.name}"
+            rows.append(Row("process", name, value, _DEFAULT, why))
+    for reason in plan.why:
+        # A reason without words is about a variable, which has a row, or about a choice.
+        if not reason.words and reason.subject not in plan.env:
+            rows.append(Row("choice", reason.subject, "", reason.origin.word, reason.why))
     return tuple(rows)
 
 
-def _value(reason: Reason) -> str:
-    """Return the words that are not the subject itself, as a shell takes them:
-    ``ob1`` of ``--mca pml ob1``.
+def _value_of_flag(reason: Reason) -> str:
+    """Return the words of a flag after its name, quoted for a shell.
+
+    For example ``ob1`` of ``--mca pml ob1`` with the subject ``--mca pml``, or ``2`` of
+    ``--nnodes=2``. All words, if they do not begin with the subject.
     """
     subject = reason.subject.split(" ")
     if list(reason.words[: len(subject)]) == subject:
@@ -193,36 +194,31 @@ def _value(reason: Reason) -> str:
     return shlex.join(reason.words)
 
 
-def _about_variable(name: str, about: Mapping[str, Reason]) -> tuple[str, str]:
-    """Return (origin, reason) of a variable: what the plan says of it, else
-    what it always means.
+def _explain_variable(name: str, reasons: Mapping[str, Reason]) -> tuple[str, str]:
+    """Return (origin, reason) of a variable: those of the plan, else its general meaning.
+
+    Two empty texts for an unknown variable.
     """
-    if name in about:
-        return about[name].origin.word, about[name].why
+    if name in reasons:
+        return reasons[name].origin.word, reasons[name].why
     if name in _VARIABLES:
         return _VARIABLES[name]
-    return next(
-        (meaning for prefix, meaning in _PREFIXES.items() if name.startswith(prefix)), ("", "")
-    )
+    for prefix, meaning in _PREFIXES.items():
+        if name.startswith(prefix):
+            return meaning
+    return "", ""
 
 
 def to_json(plan: NodePlan, rows: Sequence[Row]) -> str:
-    """Return an explanation as JSON text."""
-    listed: list[Json] = [
-        {
-            "kind": row.kind,
-            "name": row.name,
-            "value": row.value,
-            "origin": row.origin,
-            "why": row.why,
-        }
-        for row in rows
-    ]
+    """Return an explanation as JSON text: mode, host, role, and the rows with their fields."""
+    row_objects: list[Json] = []
+    for row in rows:
+        row_objects.append(dict(row._asdict()))
     document: dict[str, Json] = {
         "mode": plan.mode,
         "host": plan.host,
         "role": plan.role,
-        "rows": listed,
+        "rows": row_objects,
     }
     return readable(json.dumps(document, indent=2, ensure_ascii=False)) + "\n"
 
@@ -236,24 +232,26 @@ _HEADINGS = (
 
 
 def to_table(plan: NodePlan, rows: Sequence[Row], width: int, ranks: Sequence[str] = ()) -> str:
-    """Return an explanation as a table of ``width`` columns.
+    """Return an explanation as a table.
 
-    Long values are shortened, long texts wrapped.
-
-    No word is broken, so that all can be copied: a name or a value with a word longer than its
-    column has lines of its own, and a word longer than the table makes its line longer.
+    Long values are shortened, long texts wrapped. No word is broken, so that all can be copied: a
+    name or a value with a word longer than its column has lines of its own, and a word longer than
+    the table makes its line longer.
 
     Args:
-        plan: What is explained.
+        plan: The plan that is explained; its warnings come last.
         rows: The explanation.
         width: Columns of the terminal.
-        ranks: Lines that say which rank is where.
+        ranks: The map of the ranks (``rank_map``); () for none.
     """
     width = min(max(width, _NARROWEST), _WIDEST)
-    lines = [f"mode {plan.mode}, host {plan.host} ({plan.role})", *(["", *ranks] if ranks else [])]
+    lines = [f"mode {plan.mode}, host {plan.host} ({plan.role})"]
+    if ranks:
+        lines += ["", *ranks]
+    # The name has at most 3 tenths of the line, the value 4 tenths of the rest.
     name_width = min(max((len(row.name) for row in rows), default=0), width * 3 // 10)
     origin_width = max((len(row.origin) for row in rows), default=0)
-    rest = width - name_width - origin_width - 8  # two spaces before each of the four columns
+    rest = width - name_width - origin_width - _BLANKS
     value_width = rest * 4 // 10
     widths = (name_width, value_width, origin_width, rest - value_width)
     for kind, heading in _HEADINGS:
@@ -265,7 +263,7 @@ def to_table(plan: NodePlan, rows: Sequence[Row], width: int, ranks: Sequence[st
             value = row.value
             if kind != "process" and len(value) > _VALUE_LIMIT:
                 value = f"{value[:_VALUE_LIMIT]}... ({len(value):,} characters)"
-            lines += _lines((row.name, value, row.origin, row.why), widths)
+            lines += _format_row((row.name, value, row.origin, row.why), widths)
     if plan.warnings:
         lines += ["", "Warnings:"]
         for warning in plan.warnings:
@@ -273,8 +271,13 @@ def to_table(plan: NodePlan, rows: Sequence[Row], width: int, ranks: Sequence[st
     return "\n".join(lines) + "\n"
 
 
-def _lines(cells: tuple[str, str, str, str], widths: Sequence[int]) -> list[str]:
-    """One row of the table: as many lines as its longest cell needs."""
+def _format_row(cells: tuple[str, str, str, str], widths: Sequence[int]) -> list[str]:
+    """Return a row of the table: as many lines as its longest cell needs.
+
+    Args:
+        cells: Name, value, origin and reason.
+        widths: Characters of each column.
+    """
     name, value, *others = (_wrapped(cell, width) for cell, width in zip(cells, widths))
     above: list[str] = []
     below: list[str] = []
@@ -295,6 +298,9 @@ def _lines(cells: tuple[str, str, str, str], widths: Sequence[int]) -> list[str]
 
 _BELOW = " " * 6
 """Before a value on lines of its own."""
+
+_BLANKS = 8
+"""Two blanks before each of the four columns."""
 
 
 def _wrapped(text: str, width: int) -> list[str]:

@@ -94,27 +94,43 @@ COMMANDS: tuple[Command, ...] = (
 """The commands beside TRAIN."""
 
 PROGRAM = "--"
-"""What the program and its arguments stand behind."""
+"""The word before the program and its arguments."""
+
+_COUNTS = 10**6
+"""Numbers of processes or restarts are below this."""
 
 
-def _no_word(before: Sequence[str], rest: Sequence[str]) -> str:
-    """Return what to write instead of a word that is no command: a program
-    stands behind PROGRAM.
+def _describe_unknown_word(before: Sequence[str], rest: Sequence[str]) -> str:
+    """Return the error for a word that is not a command, with advice: it may be a program.
+
+    Args:
+        before: The words before it, which were understood.
+        rest: The word, and those after it.
     """
-    near = suggestions.nearest(rest[0], [row.name for row in COMMANDS])
-    meant = f"did you mean {near!r}? If it is" if near else "to start"
-    write = " ".join(("train", *before, PROGRAM, *rest))
-    return f"{rest[0]!r} is not understood; {meant} a program, write: {write}"
+    suggestion = suggestions.nearest(rest[0], [row.name for row in COMMANDS])
+    question = "to start"
+    if suggestion:
+        question = f"did you mean {suggestion!r}? If it is"
+    command_line = " ".join(("train", *before, PROGRAM, *rest))
+    return f"{rest[0]!r} is not understood; {question} a program, write: {command_line}"
 
 
 def parse(command: Command, words: Sequence[str]) -> Parsed:
-    """Read the words after the command; ``--name value`` and ``--name=value`` are the same.
+    """Parse the options of a command; ``--name value`` and ``--name=value`` are the same.
 
-    Raises UsageError for an unknown option, a value that is missing, too much or not allowed, a
-    needed one not given.
+    Args:
+        command: The command.
+        words: The words after it.
+
+    Returns:
+        Option -> its values, in order; ``("",)`` for an option without a value.
+
+    Raises:
+        UsageError: An option is unknown, given twice or missing, or its value is missing, not
+            allowed or not one of its choices.
     """
     known = {option.name: option for option in command.options}
-    found: dict[str, tuple[str, ...]] = {}
+    parsed: dict[str, tuple[str, ...]] = {}
     waiting = list(words)
     while waiting:
         name, equals, value = waiting.pop(0).partition("=")
@@ -123,7 +139,7 @@ def parse(command: Command, words: Sequence[str]) -> Parsed:
             before = list(words[: len(words) - len(waiting) - 1])
             if command is not TRAIN:
                 before.insert(0, command.name)
-            raise UsageError(_no_word(before, [name + equals + value, *waiting]))
+            raise UsageError(_describe_unknown_word(before, [name + equals + value, *waiting]))
         if option is None:
             candidates = list(known)
             if command is TRAIN:
@@ -139,35 +155,40 @@ def parse(command: Command, words: Sequence[str]) -> Parsed:
             value = waiting.pop(0)
         if option.choices and value not in option.choices:
             raise UsageError(f"{name} {value!r} is not known; {nearest(value, option.choices)}")
-        if name in found and not option.repeated:
+        if name in parsed and not option.repeated:
             raise UsageError(f"{name} is given twice")
-        found[name] = (*found.get(name, ()), value)
-    missing = [
-        option.name for option in command.options if option.needed and option.name not in found
-    ]
+        parsed[name] = (*parsed.get(name, ()), value)
+    missing = []
+    for option in command.options:
+        if option.needed and option.name not in parsed:
+            missing.append(option.name)
     if missing:
         raise UsageError(f"{command.name} needs {' and '.join(missing)}")
-    return found
+    return parsed
 
 
 def value_of(parsed: Parsed, name: str, default: str = "") -> str:
-    """Return the value of an option that is given at most once."""
+    """Return the value of an option that may be given once; the default if it is not given."""
     values = parsed.get(name)
-    return values[0] if values else default
+    if not values:
+        return default
+    return values[0]
 
 
 def _command_in(words: Sequence[str]) -> tuple[Command, list[str]]:
-    """Return the command that the words name, at any place, and the words without its name.
+    """Find the command in the words before the program.
 
-    TRAIN if there is none.
+    Returns:
+        The command, which may stand at any place, and the other words. TRAIN if there is none.
     """
-    valued = {
-        option.name for command in (TRAIN, *COMMANDS) for option in command.options if option.value
-    }
-    named = {command.name: command for command in COMMANDS}
+    options_with_value: set[str] = set()
+    for command in (TRAIN, *COMMANDS):
+        options_with_value.update(option.name for option in command.options if option.value)
+    commands = {command.name: command for command in COMMANDS}
     for index, word in enumerate(words):
-        if word in named and (index == 0 or words[index - 1] not in valued):
-            return named[word], [*words[:index], *words[index + 1 :]]
+        is_value = index > 0 and words[index - 1] in options_with_value
+        if word in commands and not is_value:
+            return commands[word], [*words[:index], *words[index + 1 :]]
     return TRAIN, list(words)
 
 
@@ -175,14 +196,14 @@ def read(words: Sequence[str], program: Sequence[str]) -> tuple[Command, Parsed,
     """Read a command line.
 
     Args:
-        words: What stands before PROGRAM.
-        program: PROGRAM and what follows it; ``()`` if it is not there.
+        words: The words before PROGRAM.
+        program: PROGRAM and the words after it; ``()`` without PROGRAM.
 
     Returns:
-        The command, its options, and what they and the program ask for.
+        The command, its options, and the invocation: the settings and the program.
 
     Raises:
-        UsageError: It is not understood.
+        UsageError: The command line is not understood.
     """
     command, rest = _command_in(words)
     parsed = parse(command, rest)
@@ -193,7 +214,8 @@ def read(words: Sequence[str], program: Sequence[str]) -> tuple[Command, Parsed,
     counts = []
     for name in ("--processes-per-host", "--max-restarts"):
         count = value_of(parsed, name)
-        if count and not (count.isdecimal() and 0 < int(count) < 10**6):
+        is_number = count.isdecimal() and 0 < int(count) < _COUNTS
+        if count and not is_number:
             raise UsageError(f"{name} {count!r} is not a whole number of at least 1")
         counts.append(int(count or 0))
     return command, parsed, Invocation(tuple(program[1:]), value_of(parsed, "--mode"), *counts)
@@ -204,17 +226,24 @@ def options_help(commands: Sequence[Command] = (TRAIN, *COMMANDS)) -> str:
 
     At most 120 columns.
     """
-    having: dict[Option, list[str]] = {}
+    commands_of_option: dict[Option, list[str]] = {}
     for command in commands:
         for option in command.options:
-            having.setdefault(option, []).append(command.name)
+            commands_of_option.setdefault(option, []).append(command.name)
+    # Options of the same commands stand together.
+    groups: dict[tuple[str, ...], list[Option]] = {}
+    for option, command_names in commands_of_option.items():
+        groups.setdefault(tuple(command_names), []).append(option)
+
     lines: list[str] = []
-    for names in dict.fromkeys(map(tuple, having.values())):
-        *others, last = names
-        lines.append(
-            f"Options of {', '.join(others)} and {last}:" if others else f"Options of {last}:"
-        )
-        for option in (option for option, found in having.items() if tuple(found) == names):
+    for command_names_of_group, options in groups.items():
+        *others, last = command_names_of_group
+        heading = f"Options of {last}:"
+        if others:
+            heading = f"Options of {', '.join(others)} and {last}:"
+        lines.append(heading)
+        for option in options:
             word = f"{option.name} {option.value}".rstrip()
-            lines.append(f"  {word:<30}{option.text}{' (needed)' if option.needed else ''}")
+            needed = " (needed)" if option.needed else ""
+            lines.append(f"  {word:<30}{option.text}{needed}")
     return "\n".join(lines) + "\n"

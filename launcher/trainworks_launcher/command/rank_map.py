@@ -1,4 +1,4 @@
-"""Which rank is where: hosts below each other, GPUs beside each other. Pure."""
+"""Draw which rank is on which host and GPU: a line for each host, a column for each GPU. Pure."""
 
 from __future__ import annotations
 
@@ -10,26 +10,31 @@ from trainworks_launcher.environment.environment import Devices
 from trainworks_launcher.job.placement import Placement
 
 _HOSTS = 12
+"""Hosts that are shown."""
+
 _COLUMNS = 16
+"""Ranks of a host that are shown one by one; of more only the first and the last one."""
 
 
 def rank_map(placement: Placement, devices: Devices) -> tuple[str, ...]:
-    """Return the map of a job's ranks as lines.
+    """Draw the map of a job's ranks.
 
-    ``()`` for a job of one process, or one that has no ranks.
-
-    A rank has the GPU of its local rank, which is how scripts choose it. GPUs are this host's: of
-    another type of host nothing is known here.
+    A rank has the GPU of its local rank, which is how scripts choose it. All hosts are drawn with
+    the number of GPUs of this host, because the others' is not known.
 
     Args:
-        placement: Where the job runs.
-        devices: What this host has.
+        placement: The hosts and the ranks of each.
+        devices: The GPUs of this host.
+
+    Returns:
+        The lines; ``()`` for a job of one process, or one that has no ranks.
     """
     mode, hosts, slots = MODES[placement.mode], placement.distribution_hosts, placement.slots
     if mode.one_per_host or placement.tasks is not None or sum(slots) < 2:
         return ()
     device = "GPU" if devices.gpus else "local"
     columns = max(*slots, devices.gpus, 1)
+    # The first rank of each host, and the number of all ranks.
     starts = [0, *accumulate(slots)]
     names = [f"{host} *" if host == placement.host else host for host in hosts]
     shown = list(range(len(hosts)))
@@ -56,16 +61,25 @@ def rank_map(placement: Placement, devices: Devices) -> tuple[str, ...]:
 
 
 def _cells(texts: Sequence[str], width: int) -> str:
+    """Return texts side by side, each right-aligned in so many characters."""
     return "".join(text.rjust(width) for text in texts)
 
 
 def _title(hosts: Sequence[str], slots: Sequence[int], idle: int, device: str) -> str:
+    """Return the first line, for example ``Ranks, 2 hosts x 8 (* is this host):``.
+
+    Args:
+        hosts: All hosts.
+        slots: Number of ranks of each.
+        idle: Number of devices of a host that have no rank; below 1 for none.
+        device: ``GPU`` or ``local``.
+    """
     title = f"Ranks, {len(hosts)} host"
     if len(hosts) > 1:
         title += "s"
     if len(set(slots)) == 1:
         title += f" x {slots[0]}"
-    unused = ""  # the devices of each host that have no rank
+    unused = ""
     if idle == 1:
         unused = f", 1 {device} of each idle"
     elif idle > 1:

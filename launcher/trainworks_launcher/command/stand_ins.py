@@ -1,5 +1,4 @@
-"""Programs that stand in front of ``mpirun`` and ``sshd`` for those who start a
-job without this launcher.
+"""Stand-ins for ``mpirun`` and ``sshd``, for programs that start a job without this launcher.
 
 Both names lead to this module (the image's recipes of ``open-mpi`` and
 ``ssh``), which becomes the real program.
@@ -72,6 +71,9 @@ _AGENT = f"{sys.executable} -I {_PROGRAMS / 'agent.py'}"
 _VALUES_OF = {"-mca": 2, "--mca": 2, "-x": 1, "--host": 1, "-np": 1}
 """The options that the driver gives before the job's own, with the number of their values."""
 
+_LEAST_AGENTS = 128
+"""Agents that run at once, at least; mpirun's own default."""
+
 NO_KEY = (
     "the SDK's own MPI driver cannot start on {hosts} hosts in this image: it needs a private key"
     " that all hosts have, and this image holds none. Let the launcher start the job: add"
@@ -82,9 +84,15 @@ NO_KEY = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Stand in for the program by whose name this was called.
+    """Become the real program by whose name this was called, with corrected words and variables.
 
-    Returns only for a refusal, or if the real one fails.
+    Returns only for a refusal, or if the real program cannot be executed; then a line says why.
+
+    Args:
+        arguments: The name and the words; default: those of this process.
+
+    Returns:
+        127 or 126, as a shell; ``names.EXIT_NOT_STARTED`` for a refusal.
     """
     words = list(sys.argv if arguments is None else arguments)
     program = Path(words[0]).name
@@ -97,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = words[1:]
     parent = text_of(f"/proc/{os.getppid()}/cmdline").split("\0")
     if any(word.endswith(_DRIVER) for word in parent):
-        hosts = _hosts(environment)
+        hosts = _read_hosts(environment)
         if (
             program == "sshd"
             and len(hosts) > 1
@@ -114,20 +122,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for note in notes:
                 output.log(note)
             name = environment.get("SM_CURRENT_HOST", "")
-            environment.update(_known_by_its_name(environment, manifest.hostname_shim, name))
+            environment.update(_set_own_name(environment, manifest.hostname_shim, name))
     elif program == "sshd":
-        options = [*_host_key(options, manifest.programs.get("ssh-keygen", "")), *options]
+        options = [*_make_host_key(options, manifest.programs.get("ssh-keygen", "")), *options]
     elif Path(environment.get(names.RUNTIME_DIRECTORY_VARIABLE) or "/dev/null", SOCKET).exists():
         dialect = dialect_of(manifest.components.get(names.OPEN_MPI, ""))
-        environment = {**_reached_by_the_launchers(environment, dialect), **environment}
+        environment = {**_variables_for_agents(environment, dialect), **environment}
     elif environment.get(names.MPI_HOSTFILE_VARIABLE):
         dialect = dialect_of(manifest.components.get(names.OPEN_MPI, ""))
         environment.update(own_names(environment, dialect))
         environment.update(
-            _reached_with_the_jobs_keys(environment, dialect, manifest.programs.get("ssh", ""))
+            _variables_for_ssh(environment, dialect, manifest.programs.get("ssh", ""))
         )
-        name = _own_line(environment[names.MPI_HOSTFILE_VARIABLE])
-        environment.update(_known_by_its_name(environment, manifest.hostname_shim, name))
+        name = _find_own_name(environment[names.MPI_HOSTFILE_VARIABLE])
+        environment.update(_set_own_name(environment, manifest.hostname_shim, name))
     try:
         os.execve(real, [real, *options], environment)
     except OSError as error:
@@ -142,17 +150,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def corrected(
     options: Sequence[str], missing: str, reaching: str
 ) -> tuple[list[str], tuple[str, ...]]:
-    """Return (mpirun's words, what to say about them).
+    """Correct the words of the SDK's MPI driver for mpirun.
 
-    ``missing`` is the platform's network interface if it does not exist, else ""; it becomes
-    ``reaching``, by which this host reaches the leader ("" if unknown: nothing is replaced). The
-    number of ranks is not changed: a job must not get another size than its command line says, but
-    its log says which size that is.
+    The number of ranks is not changed: a job must not get another size than its command line says,
+    but a note says which size that is.
+
+    Args:
+        options: mpirun's words, the driver's own first.
+        missing: The platform's network interface, if this host does not have it; else ``""``.
+        reaching: The interface that reaches the leader, which replaces the missing one; ``""`` if
+            it is not known: nothing is replaced.
+
+    Returns:
+        The words, and notes for the log.
     """
     words = list(options)
     notes: dict[str, None] = {}
     ranks, slots = 0, 0
     index = 0
+    # The driver's options end at the first word that is not one: the program.
     while index < len(words) and words[index].startswith("-"):
         option = words[index]
         following = index + 1 + _VALUES_OF.get(option, 0)
@@ -187,68 +203,89 @@ def corrected(
 def _slots_of(host: str) -> int:
     """Return the slots of one entry of ``--host``: ``algo-1:8`` has 8, ``algo-1`` one."""
     _, colon, count = host.rpartition(":")
-    return int(count) if colon and count.isdigit() else 1
+    if not colon or not count.isdigit():
+        return 1
+    return int(count)
 
 
 def without_slurm(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables without those by which mpirun would take itself for
-    a part of Slurm's step.
+    """Return the variables without those by which mpirun would see itself as part of Slurm's step.
 
-    It would ask srun to start its daemons, which is not in the image, and load plugins that Slurm's
-    server for MPI has and the image's Open MPI has not. Where srun is on PATH, mpirun may ask it.
+    mpirun would ask srun, which is not in the image, to start its daemons, and load plugins that
+    the image's Open MPI does not have. If srun is on PATH, mpirun may ask it: then fewer variables
+    are left out.
     """
     if "SLURM_JOB_ID" not in environment:
         return dict(environment)
-    hidden = slurm.HIDDEN[
-        "ranks" if shutil.which("srun", path=environment.get("PATH")) else "mpirun"
-    ]
+    hidden = slurm.HIDDEN["mpirun"]
+    if shutil.which("srun", path=environment.get("PATH")):
+        hidden = slurm.HIDDEN["ranks"]
     return {name: value for name, value in environment.items() if not name.startswith(hidden)}
 
 
 def own_names(environment: Mapping[str, str], dialect: Dialect) -> dict[str, str]:
-    """Return the parameters of mpirun that a Kubernetes operator gives, by the
-    names that this Open MPI reads.
+    """Return a Kubernetes operator's parameters of mpirun, by the names that this Open MPI reads.
 
-    Those with an old name that Open MPI 5 renamed, which it would ignore; a
-    variable that is set is left as it is.
+    These are parameters of the run-time with an old name, which Open MPI 5 would ignore. A variable
+    that is set already is left out.
+
+    Args:
+        environment: The container's variables, for example ``OMPI_MCA_plm_rsh_args``.
+        dialect: The spelling of the installed Open MPI.
+
+    Returns:
+        Variable -> value, to be added.
     """
-    found: dict[str, str] = {}
+    renamed: dict[str, str] = {}
     for name, value in environment.items():
-        given = name[len(_PARAMETER) :] if name.startswith(_PARAMETER) else ""
-        new = dialect.canonical(given)
-        if given and new != given and new.startswith(dialect.runtime_prefixes):
-            found.setdefault(variable_of(dialect, new), value)
-    return {name: value for name, value in found.items() if name not in environment}
+        if not name.startswith(_PARAMETER):
+            continue
+        old = name[len(_PARAMETER) :]
+        new = dialect.canonical(old)
+        if old and new != old and new.startswith(dialect.runtime_prefixes):
+            renamed.setdefault(variable_of(dialect, new), value)
+    return {name: value for name, value in renamed.items() if name not in environment}
 
 
 def variable_of(dialect: Dialect, parameter: str) -> str:
-    """Return the environment variable of a parameter of the run-time."""
-    return f"{'PRTE_MCA_' if dialect.own_classes else _PARAMETER}{parameter}"
+    """Return the environment variable of a parameter of the run-time.
+
+    For example ``PRTE_MCA_plm_ssh_agent`` for ``plm_ssh_agent``, in Open MPI 5.
+    """
+    prefix = "PRTE_MCA_" if dialect.own_classes else _PARAMETER
+    return f"{prefix}{parameter}"
 
 
-def _reached_by_the_launchers(environment: Mapping[str, str], dialect: Dialect) -> dict[str, str]:
+def _variables_for_agents(environment: Mapping[str, str], dialect: Dialect) -> dict[str, str]:
     """Return variables by which mpirun reaches the other hosts of a job through their launchers."""
     parameters = {
         "plm_rsh_agent": _AGENT,
-        "plm_rsh_no_tree_spawn": "1",  # only the first host may start something on the others
-        # An agent lives as long as its daemon.
-        "plm_rsh_num_concurrent": str(max(len(_hosts(environment)), 128)),
+        # Only the first host may start something on the others.
+        "plm_rsh_no_tree_spawn": "1",
+        # An agent lives as long as its daemon, so all of them run at once.
+        "plm_rsh_num_concurrent": str(max(len(_read_hosts(environment)), _LEAST_AGENTS)),
     }
-    found = {
-        variable_of(dialect, dialect.canonical(name)): value for name, value in parameters.items()
-    }
-    return {
-        **found,
-        "SHELL": "/bin/sh",
-    }  # what mpirun writes its daemons' commands for; the launchers run them with it
+    # mpirun writes the commands of its daemons for this shell, with which the launchers run them.
+    variables = {"SHELL": "/bin/sh"}
+    for name, value in parameters.items():
+        variables[variable_of(dialect, dialect.canonical(name))] = value
+    return variables
 
 
-def _reached_with_the_jobs_keys(
+def _variables_for_ssh(
     environment: Mapping[str, str], dialect: Dialect, ssh: str
 ) -> dict[str, str]:
     """Return variables by which mpirun reaches the workers with the mounted keys.
 
-    {} if there are none.
+    Writes the files of the ssh client to a new private directory.
+
+    Args:
+        environment: The container's variables.
+        dialect: The spelling of the installed Open MPI.
+        ssh: Path of the ssh client; ``""`` for none.
+
+    Returns:
+        {} if there are no keys or no client, or if an agent is set already.
     """
     keys = mounted_keys.find()
     agent = variable_of(dialect, dialect.canonical("plm_rsh_agent"))
@@ -262,59 +299,84 @@ def _reached_with_the_jobs_keys(
     return {
         names.RUNTIME_DIRECTORY_VARIABLE: str(directory),
         agent: _AGENT,
-        # Workers have not these files: mpirun reaches each of them itself.
+        # The workers do not have these files: mpirun reaches each of them itself.
         variable_of(dialect, dialect.canonical("plm_rsh_no_tree_spawn")): "1",
     }
 
 
-def _host_key(options: Sequence[str], keygen: str) -> Sequence[str]:
-    """Return options for an sshd that has no host key.
+def _make_host_key(options: Sequence[str], keygen: str) -> Sequence[str]:
+    """Make or copy a host key for an sshd that has none, and log that.
 
-    () if it has one, or none can be made (sshd then says so).
+    Args:
+        options: sshd's words.
+        keygen: Path of ssh-keygen.
+
+    Returns:
+        Options for sshd; () if it has a key. Also if none can be made: then sshd reports that.
     """
     try:
-        more, said = mounted_keys.server_options(options, keygen)
+        key_options, note = mounted_keys.server_options(options, keygen)
     except (OSError, RefusalError) as error:
-        why = error.problems[0].what if isinstance(error, RefusalError) else error
-        more, said = [], f"sshd gets no host key: {why}"
-    if said:
-        output.log(said)
-    return more
+        reason = error.problems[0].what if isinstance(error, RefusalError) else error
+        key_options, note = [], f"sshd gets no host key: {reason}"
+    if note:
+        output.log(note)
+    return key_options
 
 
-def _hosts(environment: Mapping[str, str]) -> list[str]:
-    """Return the job's hosts, as the SDK's script exports them."""
+def _read_hosts(environment: Mapping[str, str]) -> list[str]:
+    """Return the job's hosts, as the SDK's script exports them in SM_HOSTS; [] if unreadable."""
     try:
         hosts = json.loads(environment.get("SM_HOSTS", "[]"))
     except ValueError:
         return []
-    return [str(host) for host in hosts] if isinstance(hosts, list) else []
+    if not isinstance(hosts, list):
+        return []
+    return [str(host) for host in hosts]
 
 
-def _own_line(hostfile: str) -> str:
-    """Return what a hostfile calls this host, "" if it does not have it: the
-    launcher pod may be a worker, too.
+def _find_own_name(hostfile: str) -> str:
+    """Return the name of this host in a hostfile: the launcher pod may be a worker, too.
+
+    ``""`` if the file does not have this host, or cannot be read: mpirun reports that.
     """
     own = os.uname().nodename.split(".")[0]
-    lines = text_of(hostfile).splitlines()  # mpirun says where it cannot be read
-    return next(
-        (words[0] for words in map(str.split, lines) if words and words[0].split(".")[0] == own), ""
-    )
+    for line in text_of(hostfile).splitlines():
+        # For example: worker-0.job.default.svc slots=8
+        words = line.split()
+        if words and words[0].split(".")[0] == own:
+            return words[0]
+    return ""
 
 
-def _known_by_its_name(environment: Mapping[str, str], shim: str, name: str) -> dict[str, str]:
-    """Return variables that let mpirun find its own host among the job's, so
-    that it needs no ssh to itself.
+def _set_own_name(environment: Mapping[str, str], shim: str, name: str) -> dict[str, str]:
+    """Return variables by which mpirun finds its own host among the job's.
+
+    Without them mpirun would need ssh to its own host.
+
+    Args:
+        environment: The container's variables.
+        shim: Path of the library that answers gethostname(); ``""`` for none.
+        name: Name of this host in the job; ``""`` if it is not known.
+
+    Returns:
+        {} without a library or a name.
     """
     if not shim or not Path(shim).is_file() or not name:
         return {}
-    preload = f"{shim}:{environment['LD_PRELOAD']}" if environment.get("LD_PRELOAD") else shim
+    preload = shim
+    if environment.get("LD_PRELOAD"):
+        preload = f"{shim}:{environment['LD_PRELOAD']}"
     return {"LD_PRELOAD": preload, names.HOSTNAME_VARIABLE: name}
 
 
 def _refuse(environment: Mapping[str, str], hosts: Sequence[str]) -> int:
-    """Say why the job cannot start, where the platform looks for it too, and
-    end the driver, which would not notice.
+    """Log why the job cannot start, write the outcome, and end the SDK's driver (SIGTERM).
+
+    The driver, the parent of this process, would not notice.
+
+    Returns:
+        ``names.EXIT_NOT_STARTED``.
     """
     text = NO_KEY.format(hosts=len(hosts))
     base = environment.get(names.BASE_DIRECTORY_VARIABLE) or names.BASE_DIRECTORY

@@ -8,8 +8,13 @@ from trainworks_launcher.contract import names
 
 
 class Setting(NamedTuple):
-    """A variable: its name, its default for a person, what it means in a line,
-    and whether most people need it.
+    """A variable that is a setting.
+
+    Attributes:
+        name: Its name.
+        default: Its default, for people.
+        text: Its meaning, in a line.
+        common: Whether most people need it.
     """
 
     name: str
@@ -124,6 +129,13 @@ SETTINGS = (
 
 
 def help_of(*, every: bool) -> str:
-    """Return a line for each setting. every: also for those that few people need."""
-    rows = (row for row in SETTINGS if row.common or every)
-    return "\n".join(f"  {row.name:<35} {row.default:<12} {row.text}" for row in rows)
+    """Return the help of the settings, a line for each.
+
+    Args:
+        every: Whether those that few people need are shown, too.
+    """
+    lines = []
+    for row in SETTINGS:
+        if row.common or every:
+            lines.append(f"  {row.name:<35} {row.default:<12} {row.text}")
+    return "\n".join(lines)

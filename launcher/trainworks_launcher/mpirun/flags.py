@@ -37,7 +37,13 @@ class Setting(NamedTuple):
 
 
 class UserParameter(NamedTuple):
-    """An MCA parameter of the user; option: ``""`` for the dialect's."""
+    """An MCA parameter of the user.
+
+    Attributes:
+        name: Its name as the user writes it, for example ``btl_tcp_if_include``.
+        value: Its value.
+        option: The option for the parameter, for example ``--prtemca``; ``""`` for the dialect's.
+    """
 
     name: str
     value: str
@@ -75,20 +81,19 @@ _VARIABLE_LIST = "mca_base_env_list"
 def parse_user_options(
     words: Sequence[str], dialect: Dialect, where: str
 ) -> tuple[UserOptions, list[Problem]]:
-    """Parse the user's words, which are already split by shell rules.
+    """Parse the user's options of mpirun.
 
     Args:
-        words: The words.
+        words: The options, split by shell rules: ``["--mca", "pml", "ob1"]``.
         dialect: The spelling of the installed Open MPI.
         where: Source of the words, for problems.
 
     Returns:
-        The options, and the problems in the words.
+        The options, and the problems in the words; with a problem the options are not complete.
     """
     if any("\0" in word for word in words):
-        return UserOptions(), [
-            Problem("a word has a NUL character", where, "remove it: an argument cannot have NUL")
-        ]
+        advice = "remove it: an argument cannot have NUL"
+        return UserOptions(), [Problem("a word has a NUL character", where, advice)]
     parser = _Parser(words, dialect, where)
     while parser.words:
         parser.take_option()
@@ -97,9 +102,15 @@ def parse_user_options(
 
 
 class _Parser:
-    """Parses the words in order. Every method removes its words from the front of ``words``."""
+    """Parses the words in order. Every ``_take_`` method removes its words from the front.
+
+    Attributes:
+        words: The words that are not parsed yet.
+        problems: The problems so far.
+    """
 
     def __init__(self, words: Sequence[str], dialect: Dialect, where: str) -> None:
+        """Begin; the parameters are those of ``parse_user_options``."""
         self.words = list(words)
         self.problems: list[Problem] = []
         self._dialect = dialect
@@ -114,7 +125,7 @@ class _Parser:
         self._warnings: list[str] = []
 
     def options(self) -> UserOptions:
-        """Return the parsed options."""
+        """Return the options that were parsed so far."""
         parameters = []
         for name, value in self._parameters.items():
             parameters.append(UserParameter(name, value, self._classes.get(name, "")))
@@ -129,11 +140,11 @@ class _Parser:
         )
 
     def take_option(self) -> None:
-        """Parse one option with its values."""
+        """Parse one option with its values, or add a problem. Needs at least one word."""
         word = self.words.pop(0)
         option, equals, value = word.lstrip("-").partition("=")
         if not option or not word.startswith("-"):
-            self._stray(word)
+            self._refuse_stray_word(word)
             return
         if equals and option not in self._dialect.optional:
             # Both versions refuse --OPTION=VALUE, which can only mean the value.
@@ -146,6 +157,7 @@ class _Parser:
             values = 0 if equals else self._dialect.options.get(option, 1)
             self._refuse(word, f"leave it out: {OURS[option]}", values)
             if equals and option not in self._dialect.optional:
+                # The value, which was put back above.
                 self.words.pop(0)
         elif option in KEYED:
             self._take_keyed(word, option)
@@ -172,25 +184,49 @@ class _Parser:
                 )
 
     def _problem(self, what: str, advice: str) -> None:
+        """Add a problem."""
         self.problems.append(Problem(what, self._where, advice))
 
     def _refuse(self, word: str, advice: str, values: int) -> None:
+        """Add a problem for an option that is not allowed, and skip its values.
+
+        Args:
+            word: The option as the user writes it.
+            advice: What to do.
+            values: Number of its values.
+        """
         self._problem(f"{word} cannot be given", advice)
         del self.words[:values]
 
-    def _values(self, word: str, count: int, example: str) -> tuple[str, ...] | None:
-        """Return the next ``count`` words; None, with a problem, if there are too few."""
+    def _take_values(self, word: str, count: int, example: str) -> tuple[str, ...] | None:
+        """Remove and return the values of an option.
+
+        Args:
+            word: The option as the user writes it.
+            count: Number of its values.
+            example: A correct use, for the problem.
+
+        Returns:
+            The values; None, with a problem, if there are too few words.
+        """
         if len(self.words) < count:
             self.words.clear()
-            example_of = "a name and a value" if count > 1 else "a value"
-            self._problem(f"{word} needs {example_of}", f"for example: {example}")
+            needed = "a name and a value" if count > 1 else "a value"
+            self._problem(f"{word} needs {needed}", f"for example: {example}")
             return None
-        taken = tuple(self.words[:count])
+        values = tuple(self.words[:count])
         del self.words[:count]
-        return taken
+        return values
 
     def _set_once(self, values: dict[str, str], kind: str, name: str, value: str) -> None:
-        """Set a value; add a problem if the name has another value already."""
+        """Set the value of a name, or add a problem if the name has another value already.
+
+        Args:
+            values: Name -> value.
+            kind: What the name is, for the problem: ``MCA parameter`` or ``-x``.
+            name: The name.
+            value: The value.
+        """
         if values.get(name, value) != value:
             self._problem(
                 f"{kind} {name} is given as {values[name]!r} and as {value!r}", "give it once"
@@ -199,8 +235,14 @@ class _Parser:
             values[name] = value
 
     def _take_parameter(self, word: str, option: str) -> None:
+        """Parse ``--mca NAME VALUE``, or an option for a parameter of another class.
+
+        Args:
+            word: The option as the user writes it.
+            option: The option without dashes, one of ``MCA_OPTIONS``.
+        """
         example = f"--{option} NAME VALUE"
-        taken = self._values(word, 2, example)
+        taken = self._take_values(word, 2, example)
         if taken is None:
             return
         name, value = taken
@@ -220,8 +262,14 @@ class _Parser:
                 self._classes[name] = f"--{option}"
 
     def _take_export(self, word: str, option: str) -> None:
+        """Parse ``-x NAME=VALUE``, ``-x NAME``, or ``--NCCL_DEBUG LEVEL``.
+
+        Args:
+            word: The option as the user writes it.
+            option: ``x`` or ``NCCL_DEBUG``.
+        """
         example = "-x NAME=VALUE" if option == "x" else f"{word} INFO"
-        taken = self._values(word, 1, example)
+        taken = self._take_values(word, 1, example)
         if taken is None:
             return
         if option == "x":
@@ -232,6 +280,12 @@ class _Parser:
             self._set_once(self._exports, "-x", option, taken[0])
 
     def _export(self, source: str, entry: str) -> None:
+        """Note a variable for the ranks, or add a problem.
+
+        Args:
+            source: The option that names it, for the problem.
+            entry: ``NAME=VALUE``, or ``NAME`` and ``NAME*`` for values of the environment.
+        """
         name, equals, value = entry.partition("=")
         pattern = _VARIABLE if equals else _VARIABLES
         if not pattern.fullmatch(name):
@@ -245,11 +299,19 @@ class _Parser:
             self._forwarded.setdefault(name)
 
     def _take_keyed(self, word: str, option: str) -> None:
-        """Parse an option that may be given once, under any of its names."""
+        """Parse an option that may be given once, under any of its names.
+
+        ``--npernode 4`` and ``--map-by ppr:4:node`` are the same option; another value is a
+        problem.
+
+        Args:
+            word: The option as the user writes it.
+            option: The option without dashes, a key of ``KEYED``.
+        """
         canonical, pattern = KEYED[option]
         value_of_example = "none" if option == canonical else "2"
         example = f"--{option} {value_of_example}"
-        taken = self._values(word, pattern.count("{}"), example)
+        taken = self._take_values(word, pattern.count("{}"), example)
         if taken is None:
             return
         if "" in taken:
@@ -269,11 +331,15 @@ class _Parser:
             self._left_out.add("bind-to")
 
     def _take_known(self, word: str, option: str, value: str | None) -> None:
-        """Parse an option of the installed mpirun.
+        """Parse an option of the installed mpirun, which is passed on.
 
-        Written with two dashes, which both versions accept for every name longer than a letter.
+        Args:
+            word: The option as the user writes it.
+            option: The option without dashes.
+            value: The value after an equals sign; None without one.
         """
         self._left_out.update(INSTEAD.get(option, ()))
+        # Both versions accept two dashes for every name that is longer than a letter.
         dashed = f"-{option}" if len(option) == 1 else f"--{option}"
         if option in self._dialect.optional:
             if value is not None:
@@ -285,25 +351,30 @@ class _Parser:
             self._problem(f"{word} has a value, and --{option} takes none", f"write: --{option}")
             self.words.pop(0)
             return
-        taken = self._values(word, count, f"{word} VALUE")
+        taken = self._take_values(word, count, f"{word} VALUE")
         self._rest += (dashed, *(taken or ()))
 
     def _take_unknown(self, word: str, option: str) -> None:
-        """Pass an unknown option on: the image may have a newer mpirun.
+        """Pass an unknown option on with a warning: the image may have a newer mpirun.
 
         The words up to the next option are its values.
+
+        Args:
+            word: The option as the user writes it.
+            option: The option without dashes.
         """
         self._warnings.append(
             f"{word} is not a known option of Open MPI {self._dialect.major}; it is passed on to"
             f" mpirun; {nearest(option, self._dialect.options)}"
         )
         if "=" in word:
+            # The value is in the word itself, and was put back by ``take_option``.
             self.words.pop(0)
         self._rest.append(word)
         while self.words and not self.words[0].startswith("-"):
             self._rest.append(self.words.pop(0))
 
-    def _stray(self, word: str) -> None:
+    def _refuse_stray_word(self, word: str) -> None:
         """Add a problem for a word that mpirun would take for the program."""
         advice = "options start with -; quote a value that has a space"
         name, equals, _ = word.partition("=")
@@ -316,10 +387,10 @@ class _Parser:
 
 
 def merge(settings: Sequence[Setting]) -> tuple[Setting, ...]:
-    """Return one setting per name: the strongest origin wins, in the place of the first one.
+    """Return one setting for each name: that of the strongest origin, in the place of the first.
 
-    Two values of one origin cannot occur: ``parse_user_options`` has checked the user's, and the
-    launcher's are code.
+    Of two settings of one origin the later one counts. That does not occur:
+    ``parse_user_options`` has checked the user's, and the launcher's are code.
     """
     merged: dict[str, Setting] = {}
     for setting in settings:
@@ -365,8 +436,11 @@ def merge_parameters(
             why = f"{name} is called {canonical} in Open MPI {dialect.major}"
         earlier = user_settings.get(canonical)
         if earlier and earlier.value != value:
-            text = f"MCA parameter {canonical} is given as {earlier.value!r} and, as {name},"
-            problems.append(Problem(f"{text} as {value!r}", where, "give it once"))
+            text = (
+                f"MCA parameter {canonical} is given as {earlier.value!r} and, as {name},"
+                f" as {value!r}"
+            )
+            problems.append(Problem(text, where, "give it once"))
             continue
         user_settings[canonical] = Setting(canonical, value, Origin.USER, why, option)
     for name in user_settings:
@@ -389,7 +463,11 @@ def merge_parameters(
 
 
 def _from_environment(variables: Mapping[str, str], dialect: Dialect) -> dict[str, Setting]:
-    """Return the parameters in the container's environment, by their canonical names."""
+    """Return the parameters in the container's environment: canonical name -> setting.
+
+    They are in variables such as ``OMPI_MCA_pml``. Parameters that this Open MPI does not have are
+    left out.
+    """
     settings: dict[str, Setting] = {}
     for variable, value in sorted(variables.items()):
         for prefix in ("OMPI_MCA_", "PRTE_MCA_"):
@@ -402,7 +480,10 @@ def _from_environment(variables: Mapping[str, str], dialect: Dialect) -> dict[st
 
 
 def _opposite(name: str) -> str:
-    """Return the parameter that excludes this one, "" for none."""
+    """Return the parameter that excludes this one: ``btl_tcp_if_exclude`` for its ``_if_include``.
+
+    ``""`` for a parameter of another kind.
+    """
     for one, other in (("_if_include", "_if_exclude"), ("_if_exclude", "_if_include")):
         if name.endswith(one):
             return name[: -len(one)] + other

@@ -29,10 +29,15 @@ _FAILED = 255  # as ssh's
 
 
 def main(arguments: list[str]) -> int:
-    """Request the start of the words.
+    """Request the start of words on a host; write the text of the answer to standard error.
+
+    If an operator has mounted keys, this process becomes ssh instead.
+
+    Args:
+        arguments: HOST and the words.
 
     Returns:
-        The status in the launcher's answer; 255 without an answer.
+        The status in the launcher's answer; 255, with a line on standard error, without one.
     """
     directory = os.environ.get(_RUNTIME_DIRECTORY, "")
     try:
@@ -43,6 +48,7 @@ def main(arguments: list[str]) -> int:
             os.execv(program, [program, "-F", configuration, *arguments])
         host, line = arguments[0], " ".join(arguments[1:])
         answer = _ask(directory, host, line)
+        # A launcher that does not know the host sends the job's own names.
         name = _name_of_host(host, answer.get("others") or {})
         if name:
             answer = _ask(directory, name, line)
@@ -64,17 +70,19 @@ def _name_of_host(host: str, others: dict[str, str]) -> str:
     """
     if not others:
         return ""
-    addresses = _addresses(host)
+    addresses = _look_up(host)
     for name, address in others.items():
         if address in addresses:
             return name
+    # Look-ups of all hosts take longer, so they come last.
     for name in others:
-        if addresses & _addresses(name):
+        if addresses & _look_up(name):
             return name
     return ""
 
 
-def _addresses(host: str) -> set[str]:
+def _look_up(host: str) -> set[str]:
+    """Return the addresses of a host name or address; empty if it cannot be resolved."""
     try:
         return {str(row[4][0]) for row in socket.getaddrinfo(host, None)}
     except (OSError, UnicodeError):
@@ -82,7 +90,20 @@ def _addresses(host: str) -> set[str]:
 
 
 def _ask(directory: str, host: str, line: str) -> dict[str, Any]:
-    """Return the launcher's answer. Raises OSError or ValueError without one."""
+    """Send a request to the launcher of this host, and wait for the answer.
+
+    Args:
+        directory: The runtime directory.
+        host: The host on which the command is started.
+        line: The command for sh.
+
+    Returns:
+        ``status``, ``text``, and ``others`` if the host is not known.
+
+    Raises:
+        OSError: The launcher has ended, or cannot be reached.
+        ValueError: The answer is not JSON.
+    """
     runtime = os.open(directory, os.O_PATH | os.O_DIRECTORY)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         # Through the descriptor, because a socket's address holds at most 107 bytes of path.

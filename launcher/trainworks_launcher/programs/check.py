@@ -21,9 +21,17 @@ from trainworks_launcher.contract import names
 
 
 def main(document: str) -> int:
-    """Run the checks; return the exit status."""
+    """Run the checks, and print each finding as a line on standard error.
+
+    Args:
+        document: The fields of ``checks.Checks`` as a JSON object.
+
+    Returns:
+        0, or ``names.EXIT_CHECK`` if a check failed.
+    """
     fields: dict[str, Any] = json.loads(document)
     for name, value in fields.items():
+        # JSON has no tuples.
         if isinstance(value, list):
             fields[name] = tuple(value)
     status = 0

@@ -27,7 +27,20 @@ class CodeArtifactError(Exception):
 
 
 def ask_boto3(region: str, owner: str, domain: str, repository: str) -> tuple[str, str]:
-    """Return (token, address of the repository)."""
+    """Ask CodeArtifact for a token, with boto3.
+
+    Args:
+        region: Region of the domain.
+        owner: Number of the account that owns the domain.
+        domain: The domain.
+        repository: The repository.
+
+    Returns:
+        (token, address of the repository).
+
+    Raises:
+        CodeArtifactError: There are no credentials, or the service refuses.
+    """
     import boto3  # type: ignore[import-not-found, unused-ignore]
     from botocore.config import Config  # type: ignore[import-not-found, unused-ignore]
     from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[import-not-found, unused-ignore]
@@ -47,7 +60,11 @@ def ask_boto3(region: str, owner: str, domain: str, repository: str) -> tuple[st
 
 
 def ask_cli(region: str, owner: str, domain: str, repository: str, program: str) -> tuple[str, str]:
-    """Return (token, address of the repository); the token comes through a pipe."""
+    """Ask CodeArtifact for a token, with the aws command line at ``program``.
+
+    The token comes through a pipe. The other parameters, the result and the errors are those of
+    ``ask_boto3``.
+    """
     place = ("--domain", domain, "--domain-owner", owner, "--region", region)
     common = (*place, "--output", "text", "--cli-connect-timeout", str(_CONNECT_SECONDS))
     token = _answer(
@@ -58,7 +75,10 @@ def ask_cli(region: str, owner: str, domain: str, repository: str, program: str)
 
 
 def _answer(*words: str) -> str:
-    """Return the output of a command. Raises CodeArtifactError."""
+    """Run a command, and return its output.
+
+    Raises CodeArtifactError, with the last line of its errors, if the command fails.
+    """
     try:
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     except OSError as error:
@@ -72,7 +92,16 @@ def _answer(*words: str) -> str:
 
 
 def write_netrc(path: Path, host: str, token: str) -> None:
-    """Write the token for one host, followed by the content of the user's own netrc file."""
+    """Write a netrc file with the token for one host, then the content of the user's own file.
+
+    Args:
+        path: The new file, which only this user can read.
+        host: Host of the repository.
+        token: The token.
+
+    Raises:
+        OSError: The file exists, or cannot be written.
+    """
     own = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
     try:
         rest = own.read_text(encoding="utf-8")
@@ -84,7 +113,14 @@ def write_netrc(path: Path, host: str, token: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run pip; return its status, or 1 with one line on standard error."""
+    """Run pip with the repository as its index.
+
+    Args:
+        arguments: REGION, OWNER, DOMAIN, REPOSITORY, CLI, ``--`` and pip's command line.
+
+    Returns:
+        pip's status; 1, with one line on standard error, without access to the repository.
+    """
     from urllib.parse import urlsplit
 
     region, owner, domain, repository, program = arguments[:5]

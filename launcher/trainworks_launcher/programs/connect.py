@@ -22,6 +22,9 @@ _SSH = 1
 def main(arguments: list[str]) -> int:
     """Connect to a host within a limit, and hand the connection to ssh.
 
+    Args:
+        arguments: SECONDS, HOST and PORT.
+
     Returns:
         0; 1 if the host cannot be reached, with the reason on standard error, or if ssh has ended.
     """
@@ -32,11 +35,13 @@ def main(arguments: list[str]) -> int:
     while True:
         try:
             with socket.create_connection((host, port), _CONNECT_SECONDS) as connection:
-                connection.setblocking(True)  # ssh shares the mode, and expects this one
+                # ssh shares the mode of the socket, and expects one that blocks.
+                connection.setblocking(True)
                 _hand_to_ssh(connection)
                 return 0
-        except OSError as error:
-            reason = str(error.strerror or error)
+        except (OSError, UnicodeError) as error:
+            # A UnicodeError (a part of the name is empty or too long) has no strerror.
+            reason = str(getattr(error, "strerror", "") or error)
         if time.monotonic() + pause >= deadline:
             sys.stderr.write(
                 f"trainworks: cannot reach sshd on {host},"
@@ -46,7 +51,8 @@ def main(arguments: list[str]) -> int:
         if not is_reported:
             is_reported = True
             sys.stderr.write(f"trainworks: waiting for sshd on {host}, port {port}: {reason}\n")
-        if select.select([_SSH], [], [], pause)[0]:  # ssh was stopped, and has closed its end
+        # The socket to ssh can be read only when ssh was stopped, and has closed its end.
+        if select.select([_SSH], [], [], pause)[0]:
             return 1
         pause = min(pause * 1.5, _LONGEST_PAUSE)
 
@@ -58,7 +64,8 @@ def _hand_to_ssh(connection: socket.socket) -> None:
         descriptor = connection.fileno().to_bytes(4, sys.byteorder)
         ssh.sendmsg([b"\0"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptor)])
     finally:
-        ssh.detach()  # standard output stays open, and shows whether ssh still waits
+        # Standard output stays open, and shows whether ssh still waits.
+        ssh.detach()
 
 
 if __name__ == "__main__":

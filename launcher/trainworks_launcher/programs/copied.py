@@ -32,38 +32,50 @@ _NO_SOURCE = frozenset(
     ("build", "dist", "__pycache__", ".git", ".hg", ".svn", ".tox", ".nox", "node_modules", "wandb")
 )
 _LIMIT_BYTES = 1 << 30
+_REASON_CHARACTERS = 300
 
 
 class _Copying:
-    """One copy: decides about each entry, and counts the bytes."""
+    """One copy of a project: decides about each entry, and counts the bytes.
+
+    Attributes:
+        links: Links that lead out of the project, and were not copied.
+    """
 
     def __init__(self, top: str) -> None:
+        """Begin the copy of the project in ``top``."""
         self._top = top
         self._results = {
             os.path.realpath(os.environ[name]) for name in _RESULTS if os.environ.get(name)
         }
         self._bytes = 0
-        self.links: list[str] = []  # links that lead out of the project, not copied
+        self.links: list[str] = []
 
     def leave_out(self, folder: str, names: list[str]) -> list[str]:
-        """Return the names in a folder that are not copied."""
-        return [name for name in names if self._is_no_source(folder, name)]
+        """Return the names in a folder that are not copied, as ``shutil.copytree`` asks."""
+        return [name for name in names if not self._is_copied(folder, name)]
 
-    def _is_no_source(self, folder: str, name: str) -> bool:
+    def _is_copied(self, folder: str, name: str) -> bool:
+        """Return whether an entry of a folder is source. Notes links that lead out.
+
+        Results of builds, environments, directories with results of the job, and entries that are
+        neither file, folder nor link are not copied.
+        """
         path = os.path.join(folder, name)  # noqa: PTH118
+        # A package of the project may have the name of a folder of builds.
         is_package = os.path.exists(os.path.join(path, "__init__.py"))  # noqa: PTH110, PTH118
         is_result_of_build = folder == self._top and name in _NO_SOURCE and not is_package
         if is_result_of_build or name == "__pycache__" or name.endswith(".egg-info"):
-            return True
+            return False
         is_environment = os.path.exists(os.path.join(path, "pyvenv.cfg"))  # noqa: PTH110, PTH118
         if is_environment or os.path.realpath(path) in self._results:
-            return True
+            return False
         kind = os.lstat(path).st_mode
         top = f"{os.path.realpath(self._top)}/"
         if stat.S_ISLNK(kind) and not os.path.realpath(path).startswith(top):
             self.links.append(path)
-            return True
-        return not (stat.S_ISREG(kind) or stat.S_ISDIR(kind) or stat.S_ISLNK(kind))
+            return False
+        return stat.S_ISREG(kind) or stat.S_ISDIR(kind) or stat.S_ISLNK(kind)
 
     def copy(self, source: str, target: str) -> str:
         """Copy a file, as ``shutil.copy2``. Raises OSError above the limit of bytes."""
@@ -74,9 +86,17 @@ class _Copying:
 
 
 def copy_of_folder(folder: str, around: str) -> str:
-    """Return the path of a copy of a folder, as ``private_copy``.
+    """Copy a folder, and link the entries of the folders above beside the copy.
 
-    Entries of the folders above, up to ``around``, are linked beside the copy.
+    So the copy finds them by relative paths.
+
+    Args:
+        folder: The folder.
+        around: The uppermost folder whose entries are linked; if ``folder`` is not below it,
+            nothing is linked.
+
+    Returns:
+        The path of the copy, as ``private_copy``.
     """
     if folder == around or not folder.startswith(f"{around}/"):
         return private_copy(folder)
@@ -91,11 +111,14 @@ def copy_of_folder(folder: str, around: str) -> str:
 
 
 def private_copy(top: str, root: str = "project") -> str:
-    """Copy the project in ``top``, and return the path of the copy; ``top`` itself if that fails.
+    """Copy a project to the job's private directory, once; later calls return the same copy.
 
     Args:
         top: The project's folder.
         root: A folder for copies in the private directory.
+
+    Returns:
+        The path of the copy; ``top`` itself, with a line on standard error, if that fails.
     """
     directory = os.environ.get(_RUNTIME_DIRECTORY, "")
     place = os.path.join(directory, root, top.strip("/"))  # noqa: PTH118
@@ -113,6 +136,7 @@ def private_copy(top: str, root: str = "project") -> str:
             copy_function=copying.copy,
             dirs_exist_ok=True,
         )
+        # A build writes into the folders, which may be read-only in the project.
         for folder, _, _ in os.walk(place):
             os.chmod(folder, 0o700)  # noqa: PTH101
         for link in (*copying.links, os.path.join(top, ".git")):  # noqa: PTH118
@@ -121,14 +145,19 @@ def private_copy(top: str, root: str = "project") -> str:
     except (OSError, shutil.Error) as error:
         shutil.rmtree(place, ignore_errors=True)
         sys.stderr.write(
-            f"trainworks: {top} is installed where it is, without a copy: {str(error)[:300]}\n"
+            f"trainworks: {top} is installed where it is, without a copy:"
+            f" {str(error)[:_REASON_CHARACTERS]}\n"
         )
         return top
     return place
 
 
 def main(words: list[str]) -> int:
-    """Copy the project, and become the command."""
+    """Copy the project in the current directory, and become the command.
+
+    Args:
+        words: COMMAND, ``--`` and more words, of which ``.`` is replaced by the copy.
+    """
     after_command = words.index("--") + 1
     command = words[:after_command]
     for word in words[after_command:]:

@@ -10,7 +10,9 @@ import traceback
 
 
 def describe_exception(error: BaseException, thread: str) -> str:
-    """Return an exception as further fields of a JSON object.
+    """Return an exception as further fields of a JSON object: ``, "message": "...", ...``.
+
+    The fields are those of ``supervise.outcome.records.Record``. Long texts are cut in the middle.
 
     Args:
         error: The exception.
@@ -21,11 +23,12 @@ def describe_exception(error: BaseException, thread: str) -> str:
         lines = traceback.format_exception_only(type(exception), exception)
         return "".join(lines).partition("\n")[0]
 
+    # Skip the frames of python -m or mpi4py, which run the script.
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         file = trace.tb_frame.f_code.co_filename
         if not file.startswith("<frozen") and "/site-packages/mpi4py/" not in file:
-            break  # the frames before are of python -m or mpi4py, which run the script
+            break
         trace = trace.tb_next
     origin, members, inner = "", getattr(error, "exceptions", ()), ""
     if members and isinstance(members[0], BaseException):
@@ -70,10 +73,14 @@ def _root_of(error: BaseException) -> BaseException:
 
 
 _DEEPEST = 32
+"""Limit of nested groups, and of causes in a chain."""
+
+_HALF = 8192
+"""Characters at each end of a long text that are kept."""
 
 
 def _cut(text: str) -> str:
-    """Return a text, or its first and last 8 KiB."""
-    if len(text) <= 16384:
+    """Return a text; of a long one the first and the last 8,192 characters."""
+    if len(text) <= 2 * _HALF:
         return text
-    return f"{text[:8192]}\n[...]\n{text[-8192:]}"
+    return f"{text[:_HALF]}\n[...]\n{text[-_HALF:]}"

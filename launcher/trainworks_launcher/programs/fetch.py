@@ -20,7 +20,17 @@ _ATTEMPTS = 5
 
 
 def fetch_with_boto3(address: str, endpoint: str, region: str, target: str) -> str:
-    """Fetch the archive; return "", or the reason of a failure."""
+    """Fetch the archive from S3 with boto3.
+
+    Args:
+        address: For example ``s3://bucket/code.tar.gz``.
+        endpoint: Address of another S3 service; ``""`` for AWS's.
+        region: ``""`` for the default.
+        target: Path of the file to write.
+
+    Returns:
+        ``""``, or the reason of a failure.
+    """
     import boto3  # type: ignore[import-not-found, unused-ignore]
     from botocore.config import Config  # type: ignore[import-not-found, unused-ignore]
     from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[import-not-found, unused-ignore]
@@ -40,9 +50,10 @@ def fetch_with_boto3(address: str, endpoint: str, region: str, target: str) -> s
 
 
 def fetch_with_cli(address: str, endpoint: str, region: str, target: str, program: str) -> str:
-    """Fetch the archive; return "", or the reason of a failure.
+    """Fetch the archive from S3 with the aws command line at ``program``.
 
-    The program's own output goes to the log.
+    The program's standard output goes to the log. The other parameters and the result are those
+    of ``fetch_with_boto3``.
     """
     words = [program, "s3", "cp", address, target, "--only-show-errors"]
     words += ["--cli-connect-timeout", str(_CONNECT_SECONDS)]
@@ -63,19 +74,22 @@ def fetch_with_cli(address: str, endpoint: str, region: str, target: str, progra
 
 
 def main(arguments: list[str]) -> int:
-    """Fetch the archive; return 0, or 1 with one line on standard error."""
+    """Fetch the archive to the runtime directory; return 0, or 1 with one line on standard error.
+
+    Args:
+        arguments: ADDRESS, ENDPOINT, REGION and CLI.
+    """
     address, endpoint, region, program = arguments
     target = os.path.join(os.environ.get(_RUNTIME_DIRECTORY, ""), _ARCHIVE)  # noqa: PTH118
     if program:
         reason = fetch_with_cli(address, endpoint, region, target, program)
     else:
         reason = fetch_with_boto3(address, endpoint, region, target)
-    if reason:
-        at = f" at {endpoint}" if endpoint else ""
-        sys.stderr.write(f"trainworks: cannot fetch {address}{at}: {reason}\n")
-    if reason:
-        return 1
-    return 0
+    if not reason:
+        return 0
+    place = f" at {endpoint}" if endpoint else ""
+    sys.stderr.write(f"trainworks: cannot fetch {address}{place}: {reason}\n")
+    return 1
 
 
 if __name__ == "__main__":

@@ -21,7 +21,15 @@ _LIMIT = 60.0
 
 
 def main(first: str, longest: str, *visible: str) -> int:
-    """Print until the input ends with the launcher, or the GPUs do not report their use."""
+    """Print the use of the GPUs at intervals; return 0.
+
+    Ends when standard input ends, with the launcher, or when the GPUs do not report their use.
+
+    Args:
+        first: Seconds of the first pause.
+        longest: Seconds of the longest pause.
+        visible: The GPUs that the job may use, by number or UUID; none for all.
+    """
     pause = float(first)
     while rows := read_use(visible or None, _LIMIT):
         sys.stdout.write(f"{json.dumps(rows)}\n")

@@ -26,10 +26,21 @@ _BETWEEN_SECONDS = 0.02
 
 
 def main(mark: str, directory: str) -> int:
-    """Wait for the end of the launcher, then end the job."""
+    """Wait for the end of the launcher, then kill the processes of its job on this host.
+
+    Removes the job's directory, and prints a line if a process was killed.
+
+    Args:
+        mark: The mark of the job's processes; ``"0"`` for none.
+        directory: The job's directory.
+
+    Returns:
+        0.
+    """
+    # A scheduler may signal each process of a job, and the guard has to outlive the launcher.
     for number in range(1, signal.NSIG):
         with contextlib.suppress(OSError, ValueError):
-            signal.signal(number, signal.SIG_IGN)  # a scheduler may signal each process of a job
+            signal.signal(number, signal.SIG_IGN)
     commands = set()
     for line in sys.stdin:
         pid = int(line)
@@ -37,6 +48,7 @@ def main(mark: str, directory: str) -> int:
     sessions: set[str] = set()
     deadline = time.monotonic() + _LIMIT_SECONDS
     killed = 0
+    # Again and again, because a process may start another one before its own end.
     while time.monotonic() < deadline:
         pids = _processes_of_job(commands, mark, sessions)
         if not pids:
@@ -60,7 +72,14 @@ def main(mark: str, directory: str) -> int:
 
 
 class _Stat:
-    """A process by proc(5), ``stat``; the state is X if it is gone."""
+    """A process by proc(5), ``stat``.
+
+    Attributes:
+        parent: The parent's process id.
+        started: Start time in clock ticks since boot; ``""`` if the process is gone.
+        session: Its session, as text.
+        state: For example ``"S"``; ``"X"`` if the process is gone.
+    """
 
     def __init__(self, parent: int, started: str, session: str, state: str) -> None:
         self.parent = parent
@@ -70,12 +89,16 @@ class _Stat:
 
 
 def _processes_of_job(commands: set[tuple[int, str]], mark: str, sessions: set[str]) -> set[int]:
-    """Return the running processes of the job.
+    """Return the ids of the running processes of the job.
+
+    These are the commands, processes with the mark, the sessions of both, and all their
+    descendants.
 
     Args:
         commands: Process id and start time of each command.
         mark: The mark of the job.
-        sessions: Sessions that processes of the job lead; new ones are added.
+        sessions: Sessions that processes of the job lead; new ones are added. So a process is
+            found that has left its parent, and whose session leader has ended.
     """
     pids = (int(name) for name in os.listdir("/proc") if name.isdecimal())  # noqa: PTH208  (names, not paths)
     table = {pid: _stat(pid) for pid in pids if pid != os.getpid()}
@@ -94,6 +117,7 @@ def _processes_of_job(commands: set[tuple[int, str]], mark: str, sessions: set[s
 
 
 def _stat(pid: int) -> _Stat:
+    """Read proc(5), ``stat``, of a process."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as opened:  # noqa: PTH123
             fields = opened.read().rpartition(")")[2].split()

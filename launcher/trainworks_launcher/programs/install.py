@@ -58,7 +58,14 @@ __all__ = ["RefusedError", "Task", "for_uv", "main", "refuse_python", "settings_
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Install; return the installer's status, or 1 with one line on standard error."""
+    """Install packages for this Python.
+
+    Args:
+        arguments: Options, ``--``, and the words of ``pip install``, as above.
+
+    Returns:
+        The installer's status; 1, with one line on standard error, for a refusal.
+    """
     split = list(arguments).index("--")
     parser = argparse.ArgumentParser()
     parser.add_argument(

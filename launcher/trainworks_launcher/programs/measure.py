@@ -27,7 +27,17 @@ hosts does not.
 
 
 def main(document: str, command: Sequence[str]) -> int:
-    """Run the command; return the exit status of mpirun, 0 if it does not end."""
+    """Run the command within a limit, and print the bandwidth that it has measured.
+
+    Stop signals are passed on to the command.
+
+    Args:
+        document: ASKED, as above.
+        command: mpirun's command line with all_reduce_perf.
+
+    Returns:
+        The exit status of mpirun; 0 if it does not end in time, or leaves no figure.
+    """
     options: dict[str, Any] = json.loads(document)
     ranks = f"{options['ranks']} ranks on {options['hosts']} host(s)"
     with tempfile.TemporaryDirectory() as folder:
@@ -45,6 +55,7 @@ def main(document: str, command: Sequence[str]) -> int:
             )
             return 0
         if status:
+            # As a shell reports a signal: 128 and its number.
             return status if status > 0 else 128 - status
         try:
             content = json.loads(report.read_text(encoding="utf-8"))
@@ -55,6 +66,7 @@ def main(document: str, command: Sequence[str]) -> int:
                 " see its line `Avg bus bandwidth`"
             )
             return 0
+    # In a second, as the figure. Without knowledge of the network nothing is slow.
     gigabytes = options["gigabits"] / 8
     network = ""
     if gigabytes:
@@ -69,6 +81,7 @@ def main(document: str, command: Sequence[str]) -> int:
 
 
 def _end(running: subprocess.Popen[bytes]) -> None:
+    """End mpirun (SIGTERM), which ends its ranks; after a limit, kill it."""
     running.terminate()
     try:
         running.wait(_END_SECONDS)
@@ -78,6 +91,7 @@ def _end(running: subprocess.Popen[bytes]) -> None:
 
 
 def _log(line: str) -> None:
+    """Print a line on standard error."""
     sys.stderr.write(f"trainworks: {line}\n")
     sys.stderr.flush()
 

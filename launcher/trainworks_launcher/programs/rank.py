@@ -37,7 +37,7 @@ _RESUME = "TRAINWORKS_RESUME_FROM"  # names.RESUME_VARIABLE
 _PLACE = "TRAINWORKS_RANK"  # names.PLACE_VARIABLE
 _CHECKPOINTS = "TRAINWORKS_CHECKPOINT_DIRECTORY"  # names.CHECKPOINT_DIRECTORY_VARIABLE
 # directories.RESULTS
-_PLACES = ("SM_MODEL_DIR", "SM_OUTPUT_DIR", "SM_OUTPUT_DATA_DIR", "SM_OUTPUT_INTERMEDIATE_DIR")
+_RESULTS = ("SM_MODEL_DIR", "SM_OUTPUT_DIR", "SM_OUTPUT_DATA_DIR", "SM_OUTPUT_INTERMEDIATE_DIR")
 _SOCKET = "ranks"  # ranks.SOCKET
 _FAILURES = "TORCHELASTIC_RESTART_COUNT"
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -49,7 +49,15 @@ _LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK")
 
 
 def main(arguments: list[str]) -> int:
-    """Become the program; return only if that fails, with a shell's status."""
+    """Attach this rank to the launcher of its host, and become the program.
+
+    Returns only if that fails, with a line on standard error: 64 for wrong words or directories,
+    66 for another number of ranks than was planned, 70 without the host's environment, 126 or 127
+    as a shell if the program cannot be started.
+
+    Args:
+        arguments: ``[--size N] [--keep A,B] -- PROGRAM...``
+    """
     options = {}
     while len(arguments) > 2 and arguments[0] in ("--size", "--keep"):
         options[arguments[0]] = arguments[1]
@@ -66,7 +74,7 @@ def main(arguments: list[str]) -> int:
         attach(directory)
     else:
         try:
-            _make_places()
+            _make_result_directories()
         except OSError as error:
             sys.stderr.write(
                 f"trainworks: a directory that the script writes to cannot be used: {error}\n"
@@ -78,6 +86,7 @@ def main(arguments: list[str]) -> int:
             f"trainworks: mpirun started {size} rank(s), and the job has {options['--size']}\n"
         )
         return 66
+    # Without --keep (torchrun) the rank has the inherited environment.
     environment: dict[str, str] = {**os.environ, **restarted(), **place_in_the_plan()}
     cwd = os.curdir
     try:
@@ -106,12 +115,18 @@ def main(arguments: list[str]) -> int:
         return 126 if isinstance(error, PermissionError) else 127
 
 
-def _make_places() -> None:
-    """Make the directories for the user's results. Raises OSError."""
-    for place in filter(None, map(os.environ.get, _PLACES)):
-        os.makedirs(place, exist_ok=True)  # noqa: PTH103
-        if not os.access(place, os.W_OK | os.X_OK):
-            raise PermissionError(f"it may not be written: {place}")
+def _make_result_directories() -> None:
+    """Make the directories that the variables of results name.
+
+    Raises OSError if one cannot be made or written.
+    """
+    for variable in _RESULTS:
+        directory = os.environ.get(variable)
+        if not directory:
+            continue
+        os.makedirs(directory, exist_ok=True)  # noqa: PTH103
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise PermissionError(f"it may not be written: {directory}")
 
 
 def _inherited(keep: frozenset[str]) -> dict[str, str]:
@@ -121,9 +136,12 @@ def _inherited(keep: frozenset[str]) -> dict[str, str]:
 
 
 def attach(directory: str) -> None:
-    """Hand this process's output to the launcher.
+    """Hand this process's output to the launcher of the host.
 
-    Without an answer the output stays as it is, and a line says so.
+    Without an answer the output stays as it is, and a line on standard error says so.
+
+    Args:
+        directory: The runtime directory.
     """
     try:
         _report(directory)
@@ -134,7 +152,11 @@ def attach(directory: str) -> None:
 def _report(directory: str) -> None:
     """Send the launcher the read ends of two new pipes, and put the write ends on fd 1 and 2.
 
-    Raises OSError.
+    Args:
+        directory: The runtime directory.
+
+    Raises:
+        OSError: The launcher does not answer; the output is as before.
     """
     errors = os.environ.get(_ERROR_FILE, "")
     header = {
@@ -143,6 +165,7 @@ def _report(directory: str) -> None:
         "errors": errors if len(errors) < 2048 else "",
     }
     runtime = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+    # Read end and write end of standard output, then of standard error.
     pipes = (*os.pipe(), *os.pipe())
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -165,15 +188,18 @@ def _report(directory: str) -> None:
 def restarted() -> Mapping[str, str]:
     """Return variables for a rank that torchrun restarts: the count, and the newest checkpoint.
 
-    torchrun on each host counts the failures of that host, but restarts the ranks of all hosts. So
-    the starts are counted here, too.
+    {} at the first start of a rank, and for a rank that torchrun has not started. Each call counts
+    a start.
     """
     restarts = _number((_FAILURES,))
     if restarts >= 0:
-        restarts = max(restarts, _starts_before())
+        # torchrun counts the failures of its own host, but restarts the ranks of all hosts.
+        restarts = max(restarts, _count_start())
     if restarts <= 0:
         return {}
-    variables = {_RESTARTS: str(restarts + max(_number((_RESTARTS,)), 0))}
+    # The variable has the restarts of the whole job.
+    restarts_of_job = max(_number((_RESTARTS,)), 0)
+    variables = {_RESTARTS: str(restarts + restarts_of_job)}
     if _CHECKPOINTS in os.environ:
         sys.path.insert(
             0,
@@ -188,9 +214,9 @@ def restarted() -> Mapping[str, str]:
 
 
 def place_in_the_plan() -> Mapping[str, str]:
-    """Return the variable with the rank in the plan.
+    """Return the variable with the rank in the plan, for example ``3 of 16``; {} if not known.
 
-    By it each Python below this rank can detect another starter in between.
+    With it each Python below this rank can detect another starter in between.
     """
     rank, world = _number(_RANK), _number((*_SIZE, "WORLD_SIZE"))
     if rank < 0 or world <= 0:
@@ -198,18 +224,18 @@ def place_in_the_plan() -> Mapping[str, str]:
     return {_PLACE: f"{rank} of {world}"}
 
 
-def _starts_before() -> int:
-    """Count this start of the rank in the host's runtime directory.
+def _count_start() -> int:
+    """Count this start of the rank, in a file of the runtime directory.
 
     Returns:
         The number of earlier starts; 0 if they cannot be counted.
     """
-    directory, place = os.environ.get(_RUNTIME_DIRECTORY, ""), max(_number(_LOCAL_RANK), 0)
+    directory, local_rank = os.environ.get(_RUNTIME_DIRECTORY, ""), max(_number(_LOCAL_RANK), 0)
     if not directory:
         return 0
     try:
         counter = os.open(
-            f"{directory}/starts-{place}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600
+            f"{directory}/starts-{local_rank}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600
         )
     except OSError:
         return 0
@@ -224,7 +250,7 @@ def _starts_before() -> int:
 
 
 def _number(variables: tuple[str, ...]) -> int:
-    """Return the number in the first variable with one; -1 for none."""
+    """Return the number in the first of these variables that has one; -1 if none has."""
     for name in variables:
         value = os.environ.get(name, "")
         if value.isdecimal():

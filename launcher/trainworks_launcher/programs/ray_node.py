@@ -23,6 +23,9 @@ import time
 _ADDRESS = "RAY_ADDRESS"
 _BETWEEN_SECONDS = 0.1
 _CONNECT_SECONDS = 5.0
+_ALIVE = 0
+"""State of a host of Ray that runs (gcs.proto, GcsNodeInfo.ALIVE)."""
+
 _ANYWHERE = ("192.0.2.1", 9)
 """An address of documentation (RFC 5737). Connecting a datagram socket sends nothing, and shows the
 route.
@@ -30,9 +33,13 @@ route.
 
 
 def main(arguments: list[str]) -> int:
-    """Become the program.
+    """Wait for the part of Ray that the program needs, and become the program.
 
-    Returns only if that fails, with a shell's status, or 66 after the limit.
+    Returns only if that fails, with a line on standard error: 64 for wrong words, 66 after the
+    limit, 126 or 127 as a shell.
+
+    Args:
+        arguments: LEADER, PORT, SECONDS, WHAT, ``--`` and the program with its arguments.
     """
     if len(arguments) < 6 or arguments[4] != "--":
         sys.stderr.write(
@@ -70,12 +77,19 @@ def main(arguments: list[str]) -> int:
 
 
 def own_address(name: str) -> str:
-    """Return this host's address by its name, else by its route to others.
+    """Return this host's IPv4 address by its name, else by its route to other hosts.
 
-    Not loopback, and not another host's. ``""`` if neither is known: Ray then chooses an address.
+    An address of loopback, or of another host, does not count.
+
+    Args:
+        name: This host's name in the job.
+
+    Returns:
+        For example ``10.0.0.1``; ``""`` if none is known: then Ray chooses an address.
     """
     addresses: list[str] = []
-    with contextlib.suppress(OSError):
+    # UnicodeError: a part of the name is empty or too long.
+    with contextlib.suppress(OSError, UnicodeError):
         rows = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_DGRAM)
         addresses += [str(row[4][0]) for row in rows]
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -88,6 +102,7 @@ def own_address(name: str) -> str:
 
 
 def _is_own(address: str) -> bool:
+    """Return whether an IPv4 address is this host's: the kernel binds only those."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((address, 0))
@@ -99,35 +114,50 @@ def _is_own(address: str) -> bool:
 def _wait_for_port(host: str, port: int, deadline: float) -> str:
     """Wait until a program listens at a port.
 
+    Args:
+        host: Name or address.
+        port: The TCP port.
+        deadline: Monotonic clock.
+
     Returns:
-        ``""``, or after the limit the reason of the last failure.
+        ``""``; after the deadline the reason of the last failure.
     """
     while True:
         try:
             socket.create_connection((host, port), _CONNECT_SECONDS).close()
             return ""
-        except OSError as error:
-            reason = str(error.strerror or error)
+        except (OSError, UnicodeError) as error:
+            # A UnicodeError (a part of the name is empty or too long) has no strerror.
+            reason = str(getattr(error, "strerror", "") or error)
         if time.monotonic() + _BETWEEN_SECONDS > deadline:
             return reason
         select.select((), (), (), _BETWEEN_SECONDS)
 
 
 def _wait_for_hosts(address: str, required: int, deadline: float) -> int:
-    """Wait, bounded, for the hosts of Ray; return their number."""
+    """Wait until Ray has so many hosts; return the number of hosts that it has.
+
+    Args:
+        address: Ray's head, for example ``10.0.0.1:6379``.
+        required: The number of hosts.
+        deadline: End of the wait (monotonic clock).
+    """
     # A connection by ray.init() would take seconds, and register a job.
     from ray._raylet import GcsClient
 
     client = GcsClient(address=address)
     while True:
-        # GcsNodeInfo.ALIVE.
-        alive: int = sum(row.state == 0 for row in client.get_all_node_info().values())
+        alive = 0
+        for row in client.get_all_node_info().values():
+            if row.state == _ALIVE:
+                alive += 1
         if alive >= required or time.monotonic() + _BETWEEN_SECONDS > deadline:
             return alive
         select.select((), (), (), _BETWEEN_SECONDS)
 
 
 def _too_late(message: str) -> int:
+    """Print a line on standard error; return 66."""
     sys.stderr.write(f"trainworks: {message}\n")
     return 66
 

@@ -12,7 +12,14 @@ import sys
 
 
 def main(arguments: list[str]) -> int:
-    """Become the program; return only if that fails, with a shell's status."""
+    """Replace the name in a variable by its address, and become the program.
+
+    Returns only if that fails, with a line on standard error: 64 for wrong words, 66 for a name
+    without an IPv4 address, 126 or 127 as a shell.
+
+    Args:
+        arguments: NAME of the variable, ``--``, and the program with its arguments.
+    """
     if len(arguments) < 3 or arguments[1] != "--":
         sys.stderr.write("usage: resolve.py NAME -- PROGRAM [ARGUMENT...]\n")
         return 64
@@ -20,10 +27,10 @@ def main(arguments: list[str]) -> int:
     host = os.environ.get(name, "")
     try:
         address = socket.getaddrinfo(host, None, family=socket.AF_INET)[0][4][0]
-    except OSError as error:
-        sys.stderr.write(
-            f"trainworks: {name}={host}: cannot resolve this name: {error.strerror or error}\n"
-        )
+    except (OSError, UnicodeError) as error:
+        # A UnicodeError (a part of the name is empty or too long) has no strerror.
+        reason = getattr(error, "strerror", "") or error
+        sys.stderr.write(f"trainworks: {name}={host}: cannot resolve this name: {reason}\n")
         return 66
     try:
         os.execvpe(program[0], program, {**os.environ, name: str(address)})

@@ -12,8 +12,12 @@ import sys
 
 
 def main() -> int:
-    """Serve; return only if TF_CONFIG does not describe a cluster."""
-    del sys.path[0]  # this file's own directory, in which TensorFlow must not find modules
+    """Serve until this process is killed.
+
+    Returns 64, with a line on standard error, if TF_CONFIG does not describe a server.
+    """
+    # This file's own directory has modules with common names, which TensorFlow must not find.
+    del sys.path[0]
     try:
         document = json.loads(os.environ.get("TF_CONFIG", ""))
         cluster, task = document["cluster"], document["task"]

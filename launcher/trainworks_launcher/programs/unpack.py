@@ -25,20 +25,35 @@ from trainworks_launcher.environment.source_archive import judge, members_of
 
 
 class _Tree:
-    """Writes below one directory, and never follows a link in it."""
+    """Writes below one directory, and never follows a link in it.
+
+    The last directory stays open, because archives list the files of a directory together.
+    """
 
     def __init__(self, directory: str) -> None:
+        """Make the directory if it is missing, and open it. Raises OSError."""
         os.makedirs(directory, exist_ok=True)  # noqa: PTH103
         self._root = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         self._parts: tuple[str, ...] = ()
         self._opened = os.dup(self._root)
 
     def close(self) -> None:
+        """Close the open directories."""
         os.close(self._opened)
         os.close(self._root)
 
     def open_directory(self, parts: tuple[str, ...]) -> int:
-        """Return a descriptor of a directory, made if missing; valid until the next call."""
+        """Open a directory, and make it and those above if they are missing.
+
+        Args:
+            parts: The names on the way from the top, for example ``("src", "models")``.
+
+        Returns:
+            A descriptor, which is valid until the next call.
+
+        Raises:
+            OSError: A part is a link or a file.
+        """
         if parts != self._parts:
             current = os.dup(self._root)
             for part in parts:
@@ -56,10 +71,10 @@ class _Tree:
         return self._opened
 
     def clear(self, path: tuple[str, ...]) -> tuple[int, str]:
-        """Remove the file or link at a path.
+        """Remove the file or link at a path, if there is one; make its directory.
 
         Returns:
-            The descriptor of its directory, and its name.
+            The descriptor of its directory, as ``open_directory``, and its name.
         """
         parent = self.open_directory(path[:-1])
         with suppress(FileNotFoundError):
@@ -68,10 +83,15 @@ class _Tree:
 
 
 def unpack(archive: str, directory: str) -> None:
-    """Unpack an archive.
+    """Unpack an archive over the files of a directory.
+
+    Args:
+        archive: Path of a tar file, compressed or not.
+        directory: The directory; made if it is missing.
 
     Raises:
-        ValueError: A member is not allowed. tarfile raises other errors for a broken archive.
+        ValueError: A member is not allowed, or the disk has too little space: nothing is unpacked.
+            tarfile raises other errors for a broken archive.
     """
     with tarfile.open(archive, "r:*") as opened:
         contents = judge(members_of(opened), directory)
@@ -87,6 +107,7 @@ def unpack(archive: str, directory: str) -> None:
                 tree.open_directory(path)
             for path, member in contents.files.items():
                 _write(opened, member, tree, path)
+            # Links come after the files, so that no file is written through a link.
             for path, target in contents.links.items():
                 parent, name = tree.clear(path)
                 os.symlink(target, name, dir_fd=parent)
@@ -108,14 +129,24 @@ def _write(
         source = opened.extractfile(member)
         if source is not None:
             shutil.copyfileobj(source, target, 1 << 20)
+        # Before the time is set: a later write would change it.
         target.flush()
+        # Without set-user-id, and not writable for others.
         os.fchmod(descriptor, (member.mode & 0o755) | 0o600)
+        # The archive may have any number as a time.
         with suppress(OSError, OverflowError, ValueError):
             os.utime(descriptor, (member.mtime, member.mtime))
 
 
 def _link(tree: _Tree, path: tuple[str, ...], source: tuple[str, ...]) -> None:
-    """Make a hard link to a file that was written before."""
+    """Make a hard link to a file that was written before.
+
+    Args:
+        tree: The directory.
+        path: The link.
+        source: The file.
+    """
+    # A copy of the descriptor, because ``clear`` opens another directory.
     above = os.dup(tree.open_directory(source[:-1]))
     try:
         parent, name = tree.clear(path)
@@ -125,7 +156,7 @@ def _link(tree: _Tree, path: tuple[str, ...], source: tuple[str, ...]) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Unpack; return 0, or 1 with one line on standard error."""
+    """Unpack ARCHIVE to DIRECTORY; return 0, or 1 with one line on standard error."""
     archive, directory = arguments
     try:
         runtime_directory = os.environ.get(names.RUNTIME_DIRECTORY_VARIABLE, "")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trainworks_launcher.supervise.part import Part
     from trainworks_launcher.supervise.processes.job_directory import JobDirectory, NoJobDirectory
     from trainworks_launcher.supervise.processes.output import Output
-    from trainworks_launcher.supervise.restart import Tries
+    from trainworks_launcher.supervise.restart import AttemptHistory
 
 MessageHandler = Callable[[str, "Mapping[str, Json]"], None]
 """Takes a message of another host: the host's name, and the fields."""
@@ -58,7 +58,7 @@ class Attempt:
     Attributes:
         plan: What this host does. Another plan replaces it once the code is on this host.
         environment: What was read on this host.
-        tries: What this host knows of all attempts of the job.
+        history: What this host knows of all attempts of the job.
         runtime: The job's directory, and the environment of its processes.
         output: Copies the output of processes, and writes the log.
         loop: Waits for everything at once.
@@ -83,14 +83,22 @@ class Attempt:
         self,
         plan: NodePlan,
         environment: Environment,
-        tries: Tries,
+        history: AttemptHistory,
         runtime: JobDirectory | NoJobDirectory,
         output: Output,
     ) -> None:
-        """Nothing runs yet. The supervisor sets the role."""
+        """Make the parts that every attempt has; start nothing. The supervisor sets the role.
+
+        Args:
+            plan: The plan of this host.
+            environment: What was read on this host.
+            history: The earlier attempts of the job.
+            runtime: The job's directory.
+            output: Copies the output of processes, and writes the log.
+        """
         self.plan = plan
         self.environment = environment
-        self.tries = tries
+        self.history = history
         self.runtime = runtime
         self.output = output
         self.loop = Loop()
@@ -106,9 +114,9 @@ class Attempt:
         self.outcome: Outcome | None = None
         self.when_ended: Callable[[int], None] = lambda _: None
         self.awaits_checkpoint = False
-        several = plan.control is not None or plan.processes > 1
+        has_several_ranks = plan.control is not None or plan.processes > 1
         is_off = environment.variables.get(names.LOG_PREFIX_VARIABLE, "").strip() == "off"
-        self._prefix = f"[{plan.host} rank %d] " if several and not is_off else ""
+        self._has_prefix = has_several_ranks and not is_off
 
     @property
     def is_over(self) -> bool:
@@ -125,12 +133,14 @@ class Attempt:
         self.output.log(self.redactor.text(message))
 
     def prefix_of(self, rank: int) -> bytes:
-        """Return what the lines of a rank begin with."""
-        return (self._prefix % rank).encode() if self._prefix else b""
+        """Return the prefix of a rank's lines: ``[algo-1 rank 3] ``; empty if there is none."""
+        if not self._has_prefix:
+            return b""
+        return f"[{self.plan.host} rank {rank}] ".encode()
 
     # --- what the other hosts are told ------------------------------------------------------------
     def report(self, outcome: Outcome) -> None:
-        """Report this host's end to the role, which decides the job's."""
+        """Report this host's end to the role, which decides the job's outcome."""
         self.role.ended(outcome)
 
     def refuse(self, refusal: RefusalError) -> None:
@@ -138,9 +148,9 @@ class Attempt:
         self.report(Outcome(FAILED, refusal.status, self.plan.host, str(refusal)))
 
     def suspect(self, suspect: Suspect) -> None:
-        """Tell the leader what is known of a rank of this host.
+        """Send the leader the evidence about a rank of this host.
 
-        A worker keeps it too, because the leader may be lost.
+        A worker keeps the evidence too, because the leader may be lost.
         """
         if self.plan.role == "worker":
             self.verdict.add(suspect)
@@ -151,18 +161,16 @@ class Attempt:
         self.role.tell(kind, "", **fields)
 
     def told(self, host: str, kind: str, message: Mapping[str, Json]) -> None:
-        """Hand a message of another host to the part that knows its kind."""
+        """Give a message of another host to the handler of its kind; ignore an unknown kind."""
         handler = self.handlers.get(kind)
         if handler is not None:
             handler(host, message)
 
     # --- processes --------------------------------------------------------------------------------
     def environment_of_program(self) -> Mapping[str, str]:
-        """Return the environment of the job's command.
+        """Return the environment of the job's command: that of the job, without hidden variables.
 
-        mpirun's own files go to the runtime directory and are removed with it. What a killed job
-        leaves in /tmp makes the next one fail if process ids repeat, as they do in containers. The
-        ranks keep the user's TMPDIR (rank.py).
+        mpirun gets TMPDIR and SHELL of its own; its ranks keep the user's (rank.py).
         """
         hidden = self.plan.hidden
         visible = {
@@ -170,12 +178,13 @@ class Attempt:
         }
         if self.plan.ranks_by != "mpirun":
             return visible
-        # mpirun writes the command of its daemons in the words of this shell where the user has
-        # none: sh runs it.
+        # TMPDIR: files that a killed mpirun leaves in /tmp make the next one fail if process ids
+        # repeat, as they do in containers. The runtime directory is removed with the job.
+        # SHELL: mpirun writes the command of its daemons for the user's shell, and sh runs it.
         return {**visible, "SHELL": "/bin/sh", "TMPDIR": str(self.runtime.path)}
 
     def own_pids(self) -> tuple[int, ...]:
-        """Return the children of this process whose status is taken elsewhere."""
+        """Return the children of this process whose status is read by their own part."""
         pids = [*self.guardian.pids]
         if self.running.command is not None:
             pids.append(self.running.command.pid)
@@ -184,13 +193,24 @@ class Attempt:
         return tuple(pids)
 
     def start_child(self, command: Command) -> Child:
-        """Start a process of the job. Raises OSError if it cannot be started."""
+        """Start a process of the job beside its command, and report it to the guard.
+
+        Raises:
+            OSError: The process cannot be started.
+        """
         child = Child(command.argv, command.env, command.cwd, self.output, command.prefix)
         self.guardian.tell(child.pid)
         return child
 
     def start_command(self, command: Command, when_ended: Callable[[int], None]) -> None:
-        """Start the command that this host waits for. If that fails, it is this host's failure."""
+        """Start the command that this host waits for, and report it to the guard.
+
+        If it cannot be started, that is reported as this host's failure, with ``command.status``.
+
+        Args:
+            command: The command.
+            when_ended: Called with its return code, negative after a signal.
+        """
         self.when_ended = when_ended
         argv, cwd = command.argv, command.cwd
         try:
@@ -203,10 +223,11 @@ class Attempt:
             self.report(Outcome(FAILED, command.status, self.plan.host, text))
 
     def clean_up_shared_memory(self, until: float = 0.0) -> None:
-        """Remove what dead ranks have left in /dev/shm.
+        """Remove the files that dead ranks have left in /dev/shm; log what was removed.
 
-        until: when the ranks that run now have started, in seconds since 1970; 0: none runs.
+        Args:
+            until: Start of the ranks that run now, in seconds since 1970; 0 if none runs.
         """
-        line = self.tries.clean_up_shared_memory(until)
+        line = self.history.clean_up_shared_memory(until)
         if line:
             self.log(line)

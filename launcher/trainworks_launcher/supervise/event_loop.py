@@ -33,9 +33,12 @@ class Loop:
         self._stopped = False
 
     def watch(self, descriptor: Watched, events: int, callback: Callable[[int], None]) -> None:
-        """Call ``callback(events)`` whenever the descriptor is ready.
+        """Call ``callback(events)`` whenever a descriptor is ready.
 
-        Replaces an earlier watch of it.
+        Args:
+            descriptor: The descriptor, or a socket; an earlier watch of it is replaced.
+            events: ``READ``, ``WRITE`` or both.
+            callback: Called with the events that came.
         """
         if self._is_watched(descriptor):
             self._selector.modify(descriptor, events, callback)
@@ -43,62 +46,73 @@ class Loop:
             self._selector.register(descriptor, events, callback)
 
     def unwatch(self, descriptor: Watched) -> None:
-        """Forget a descriptor; no error if it is not watched."""
+        """Stop watching a descriptor; do nothing if it is not watched."""
         if self._is_watched(descriptor):
             self._selector.unregister(descriptor)
 
     def _is_watched(self, descriptor: object) -> bool:
+        """Return whether a descriptor or socket is watched; False for a closed socket."""
         try:
             return descriptor in self._selector.get_map()
-        except ValueError:  # a socket that was closed has no number any more
+        except ValueError:
+            # A closed socket has no number any more.
             return False
 
     def after(self, seconds: float, callback: Callable[[], None]) -> None:
-        """Call ``callback`` once, this many seconds from now."""
+        """Call ``callback`` once, so many seconds from now; callbacks of one time in order."""
+        # The count decides between equal times, because callbacks cannot be compared.
         heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._count), callback))
 
     def look(
         self, look: Callable[[], Seen], seconds: float, then: Callable[[Seen | None], None]
     ) -> None:
-        """Look at what may never answer, in a thread, and go on here.
+        """Call a function that may never return in a thread, and take its result in the loop.
 
         Args:
-            look: Does it.
-            seconds: How long it is waited for.
-            then: Called once, with what was found; with None if the look failed, or has not
-                returned in time, or no thread can be started.
+            look: The function, for example a read of a file system.
+            seconds: Limit of the wait. A thread that has not returned by then is left alone.
+            then: Called once, in the loop, with the result; with None if the function failed, has
+                not returned in time, or if no thread can be started.
         """
-        # Its threads cost a start that needs none.
+        # Imported late, because threads cost a start that needs none.
         from trainworks_launcher.contract.inspection import Inspection
 
         receiver, sender = os.pipe()
-        made: list[Inspection[Seen]] = []
-        waits = [True]
+        inspections: list[Inspection[Seen]] = []
+        is_waiting = True
 
-        def over(_: int = 0) -> None:
-            if not waits:
+        def finish(_: int = 0) -> None:
+            nonlocal is_waiting
+            # Called at the end of the function and at the limit: the first one counts.
+            if not is_waiting:
                 return
-            waits.clear()
+            is_waiting = False
             self.unwatch(receiver)
             os.close(receiver)
-            then(made[0].results[0] if made and made[0].results else None)
+            result: Seen | None = None
+            if inspections and inspections[0].results:
+                result = inspections[0].results[0]
+            then(result)
 
-        self.watch(receiver, READ, over)
+        self.watch(receiver, READ, finish)
         try:
-            made.append(Inspection(look, ended=lambda: os.close(sender)))
+            inspections.append(Inspection(look, ended=lambda: os.close(sender)))
         except RuntimeError:
+            # No thread can be started. The closed end makes the other one readable.
             os.close(sender)
-        self.after(seconds, over)
+        self.after(seconds, finish)
 
     def run(self) -> None:
-        """Serve events until ``stop``."""
+        """Call the callbacks of ready descriptors and passed times until ``stop``."""
         while not self._is_stopped():
             now = time.monotonic()
             while not self._is_stopped() and self._timers and self._timers[0][0] <= now:
                 heapq.heappop(self._timers)[2]()
             if self._is_stopped():
                 return
-            timeout = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+            timeout = None
+            if self._timers:
+                timeout = max(0.0, self._timers[0][0] - time.monotonic())
             for key, events in self._selector.select(timeout):
                 # An earlier callback of this round may have closed the descriptor.
                 if not self._is_stopped() and self._is_watched(key.fileobj):

@@ -1,5 +1,5 @@
-"""What is switched on in every Python that a job starts, without a change of
-its script (programs/python).
+"""Switch on hooks (``programs/python``) in every Python that a job starts, without a change of its
+script.
 """
 
 from __future__ import annotations
@@ -15,22 +15,29 @@ from trainworks_launcher.supervise.hang import activation
 
 
 def variables(plan: NodePlan, environment: Environment) -> Mapping[str, str]:
-    """Return the variables of the job's processes: which hooks, and the path on
-    which Python finds them.
+    """Return the variables that switch on the hooks in the job's processes.
+
+    These are the names of the hooks, and a PYTHONPATH on which Python finds them: the launcher's
+    directory, then the path that the job has.
+
+    Args:
+        plan: The plan of this host.
+        environment: What was read on this host.
     """
-    asked = {
+    has_starter = plan.ranks_by in ("mpirun", "torchrun")
+    is_on = {
         "stacks": activation.needs_stacks(plan, environment),
         "exit": environment.variables.get(names.CLEAN_EXIT_VARIABLE, "").strip() != "off",
         "end": True,
-        "leave": plan.ranks_by in ("mpirun", "torchrun")
-        or plan.control is not None,  # it has peers
+        # A process with peers notes that it leaves its program.
+        "leave": has_starter or plan.control is not None,
         "ray": plan.mode == "ray",
-        "world": plan.ranks_by in ("mpirun", "torchrun"),
+        "world": has_starter,
     }
-    hooks = [name for name, wanted in asked.items() if wanted]
+    hooks = [name for name in is_on if is_on[name]]
     path = plan.env.get("PYTHONPATH") or environment.variables.get("PYTHONPATH", "")
-    words = (str(Path(environment.launcher_directory, "programs", "python")), path)
+    directory = str(Path(environment.launcher_directory, "programs", "python"))
     return {
-        "PYTHONPATH": os.pathsep.join(filter(None, words)),
+        "PYTHONPATH": os.pathsep.join(filter(None, (directory, path))),
         names.PYTHON_HOOKS_VARIABLE: " ".join(hooks),
     }

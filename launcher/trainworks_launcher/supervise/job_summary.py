@@ -26,8 +26,15 @@ has samples, too.
 """
 
 _GPUS = 64
+"""GPUs of a host that are read from a message."""
+
 _END_SECONDS = 0.2
+_READ_BYTES = 65536
 _MINUTES, _HOURS = 600, 36000
+"""Seconds from which a duration is shown in minutes, and in hours."""
+
+_LEAST_GIBIBYTES = 0.1
+"""Less is shown in MiB."""
 
 
 class Figures(NamedTuple):
@@ -51,7 +58,10 @@ class Figures(NamedTuple):
 
 
 def read_figures(message: Mapping[str, Json]) -> Figures:
-    """Read the figures in the message of another host; a value that is unreadable is unknown."""
+    """Read the figures in the message of another host.
+
+    A value in another form is like one that is not known. Percents are limited to 0 to 100.
+    """
     gpus = message.get("gpus")
     percents = []
     if isinstance(gpus, list):
@@ -66,13 +76,17 @@ def read_figures(message: Mapping[str, Json]) -> Figures:
 
 
 def _seconds(value: Json) -> float | None:
+    """Return seconds from another host; None if it does not know them."""
     if value is None:
         return None
     return seconds(value)
 
 
 def line(took: float, hosts: Mapping[str, Figures | None]) -> str:
-    """Write the summary for people.
+    """Return the summary for people, as one line.
+
+    For example ``summary: 12 min on 2 hosts, first output after 3.2 s, 1 restart``. A figure that
+    no host knows is left out.
 
     Args:
         took: Seconds of the job.
@@ -120,7 +134,7 @@ def _count(number_: int, noun: str) -> str:
 def _size(count: int) -> str:
     """Write bytes for people: ``61.3 GiB``, ``38 MiB``."""
     gibibytes = count / (1 << 30)
-    if gibibytes >= 0.1:
+    if gibibytes >= _LEAST_GIBIBYTES:
         return f"{gibibytes:.1f} GiB"
     # Rounded up, so that a little memory is not 0 MiB.
     return f"{-(-count // (1 << 20))} MiB"
@@ -163,9 +177,10 @@ class JobSummary:
         self._samples: dict[int, list[int]] = {}
 
     def watch_gpus(self, program: Sequence[str], visible: Sequence[str]) -> None:
-        """Sample the use of the GPUs from now on.
+        """Start a process that samples the use of the GPUs, and read its output in the loop.
 
-        In a process of its own, because a broken driver may end the caller.
+        It is a process of its own, because a broken driver may end its caller. Nothing is sampled
+        if the process cannot be started.
 
         Args:
             program: Command that prints the samples.
@@ -189,9 +204,16 @@ class JobSummary:
         return (self._sampler.pid,)
 
     def _read(self, source: int) -> None:
-        """Read lines: each is a list with [index, percent, bytes of memory] of each GPU."""
+        """Read the sampler's lines that have come, and add them to the samples.
+
+        A line is a JSON list with [index, percent, bytes of memory] of each GPU. Other lines are
+        ignored.
+
+        Args:
+            source: The sampler's standard output; watched no more after its end.
+        """
         try:
-            chunk = os.read(source, 65536)
+            chunk = os.read(source, _READ_BYTES)
         except BlockingIOError:
             return
         *lines, self._answer = (self._answer + chunk).split(b"\n")
@@ -202,6 +224,7 @@ class JobSummary:
             self._loop.unwatch(source)
 
     def _add_sample(self, rows: Json) -> None:
+        """Add the use of each GPU in one line of the sampler."""
         if not isinstance(rows, list):
             return
         for row in rows:
@@ -210,11 +233,11 @@ class JobSummary:
                 self._samples.setdefault(index, []).append(percent)
 
     def receive(self, host: str, message: Mapping[str, Json]) -> None:
-        """Note the figures of another host, which has ended."""
+        """Keep the figures of another host, on which no process runs any more."""
         self._figures[host] = read_figures(message)
 
     def close(self, tails: Sequence[Tail], restarts: int, idle: float | None) -> Mapping[str, Json]:
-        """Complete the figures of this host, on which no process runs any more.
+        """End the sampler, and return the figures of this host, on which no process runs any more.
 
         Args:
             tails: Tails of the program's output, or of the ranks'.
@@ -231,8 +254,9 @@ class JobSummary:
             sampler.stdin.close()
             sampler.stdout.close()
             sampler.kill()
+            # A process that hangs in a driver does not end.
             with contextlib.suppress(subprocess.TimeoutExpired):
-                sampler.wait(_END_SECONDS)  # a driver may hang in the kernel
+                sampler.wait(_END_SECONDS)
         outputs = [tail.first_at - self._started for tail in tails if tail.first_at]
         gpus = [round(sum(uses) / len(uses)) for uses in self._samples.values()]
         own = Figures(
@@ -248,8 +272,9 @@ class JobSummary:
     def write(self, job_began: float) -> None:
         """Log the summary, on the leader, which has the figures of all hosts.
 
-        job_began: when the job's program was started for the first time (monotonic clock).
+        Args:
+            job_began: First start of the job's program (monotonic clock).
         """
-        took = time.monotonic() - job_began
-        hosts = {host: self._figures.get(host) for host in self._hosts}
-        self._log(line(took, hosts))
+        seconds_of_job = time.monotonic() - job_began
+        figures_of_hosts = {host: self._figures.get(host) for host in self._hosts}
+        self._log(line(seconds_of_job, figures_of_hosts))

@@ -21,7 +21,7 @@ moment               what has happened
 ``program_ended``    nothing runs on this host any more
 ``leaving``          the outcome is in its files
 ``left``             every host knows the outcome
-``close``            the attempt is over, in whatever way
+``close``            the attempt is over
 ===================  =============================================================================
 """
 
@@ -43,9 +43,9 @@ class Part:
 
     # --- before the program -----------------------------------------------------------------------
     def connected(self) -> None:
-        """The control connection stands.
+        """The hosts can talk to each other; this host is being prepared.
 
-        On a worker this happens again if the leader starts anew.
+        Called again on a worker whose leader starts anew.
         """
 
     @property
@@ -57,7 +57,11 @@ class Part:
         """Every host is ready."""
 
     def starting(self) -> None:
-        """The program of this host starts next. Raises CannotStartError if it must not."""
+        """The program of this host starts next.
+
+        Raises:
+            CannotStartError: The part cannot start what the program needs.
+        """
 
     # --- while the program runs -------------------------------------------------------------------
     def rank_started(self, rank: Rank) -> None:
@@ -70,25 +74,25 @@ class Part:
         """Torchrun has started the ranks of this host again.
 
         Args:
-            further: Whether the ranks got a step further before.
-            failure: Why they ended; None if that is not known here.
+            further: Whether the ranks made progress before.
+            failure: Why they ended; None if this host does not know it.
         """
 
     def suspected(self) -> None:
-        """Some host has sent evidence of a failure. The verdict has it."""
+        """A host has sent evidence of a failure, which is in ``attempt.verdict`` now."""
 
     def host_lost(self) -> None:
         """Another host is lost, and the job goes on: the ranks of this host are ended next."""
 
     def reap(self) -> None:
-        """A child has ended: take the status of those that this part has started."""
+        """A child has ended: read the status of those that this part has started."""
 
     def orphans_ended(self, statuses: Sequence[int]) -> None:
         """Orphans of the job have ended with these statuses, negative after a signal."""
 
     @property
     def pids(self) -> Sequence[int]:
-        """Children whose status this part takes itself."""
+        """Process ids of children whose status this part reads itself, in ``reap``."""
         return ()
 
     def note(self) -> str:
@@ -97,7 +101,7 @@ class Part:
 
     @property
     def idle_seconds(self) -> float | None:
-        """How long the job made no progress; None if this part does not look at that."""
+        """Seconds without progress of this host; None if this part does not look at that."""
         return None
 
     # --- the end ----------------------------------------------------------------------------------
@@ -117,4 +121,4 @@ class Part:
         """Every host knows the outcome."""
 
     def close(self) -> None:
-        """End what still runs, and release what is open."""
+        """End the processes of this part that still run, and close its sockets and files."""

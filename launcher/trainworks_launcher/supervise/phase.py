@@ -1,4 +1,4 @@
-"""How far one run of the launcher is on its host: one value, which only grows. Pure."""
+"""The phase of one run of the launcher on its host: one value, which only grows. Pure."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from enum import IntEnum
 
 
 class Phase(IntEnum):
-    """What a run does. A stop signal may come in any phase; ``shutdown`` has it."""
+    """The phase of a run. A stop signal may come in any phase; ``shutdown`` handles it."""
 
     JOINING = 0
-    """The control channel does not stand yet. A refusal is this host's own."""
+    """The control channel is not open yet. A refusal is this host's own."""
     PREPARING = 1
-    """Steps before the start, and then the wait for the other hosts."""
+    """This host runs the steps before the start, then waits for the other hosts."""
     RUNNING = 2
     """All hosts were told to start. Directories that were made for the job stay."""
     ENDING = 3
-    """The outcome is known: nothing is started any more, and what runs is ended."""
+    """The outcome is known: nothing is started any more, and running processes are ended."""
     LEAVING = 4
-    """Nothing runs here; the files are written, and the other hosts are told."""
+    """No process runs on this host; the files are written, and the other hosts are told."""

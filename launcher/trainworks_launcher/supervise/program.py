@@ -20,15 +20,16 @@ class Program:
     """The program of one attempt. Every method runs in the loop's thread."""
 
     def __init__(self, attempt: Attempt) -> None:
-        """Nothing is started yet."""
+        """Start nothing yet."""
         self._attempt = attempt
         self._reported: Outcome | None = None
         self._reported_code = 0
 
     def start(self) -> None:
-        """Start the command of this host, and before it what it needs.
+        """Start the command of this host, after the files and parts that it needs.
 
-        A host without a command, whose mpirun daemons may still fail, waits for the job's outcome.
+        A host without a command reports success at once: mpirun of another host starts its ranks.
+        A part that cannot start is this host's failure. Nothing is started if the job is over.
         """
         attempt = self._attempt
         if not attempt.may_start:
@@ -37,6 +38,7 @@ class Program:
         if plan.ranks_by in STARTERS:
             attempt.runtime.write_rank_environment(plan.cwd, plan.hidden_from_ranks)
         _make_recorder_directories(plan)
+        # In the next turn of the loop, because the program must not wait for it.
         attempt.loop.after(0.0, self._begin_summary)
         try:
             for part in attempt.parts:
@@ -53,7 +55,7 @@ class Program:
         attempt.start_command(command, self._ended)
 
     def _begin_summary(self) -> None:
-        """Add the summary, for which the program has the first milliseconds."""
+        """Add the part that writes the summary, unless a person has switched it off."""
         attempt = self._attempt
         if attempt.environment.variables.get(names.SUMMARY_VARIABLE, "").strip() != "off":
             from trainworks_launcher.supervise.parts.summary import Summary
@@ -61,19 +63,31 @@ class Program:
             attempt.parts.append(Summary(attempt))
 
     def _prefix(self) -> bytes | None:
-        """Return what the lines of the command begin with; None: its output is copied as it is."""
+        """Return the prefix of the command's lines.
+
+        Returns:
+            ``b""`` for whole lines without a prefix; None if the output is copied byte for byte.
+        """
         plan = self._attempt.plan
         if plan.rank >= 0:
             return self._attempt.prefix_of(plan.rank)
-        has_others = self._attempt.running.ranks is not None or plan.auxiliaries
-        return b"" if has_others else None
+        # The lines of several processes must not mix.
+        if self._attempt.running.ranks is not None or plan.auxiliaries:
+            return b""
+        return None
 
     # --- the end of the command -------------------------------------------------------------------
     def _ended(self, code: int) -> None:
+        """Report the end of the command as this host's success, stop or failure.
+
+        Args:
+            code: Its return code, negative after a signal.
+        """
         attempt = self._attempt
         host, running, verdict = attempt.plan.host, attempt.running, attempt.verdict
         if running.is_copy and attempt.phase < Phase.ENDING:
-            return  # the first host's copy decides
+            # The copy of the program on the first host decides.
+            return
         if attempt.stop_signal:
             if code == 0:
                 text = "stopped by a signal; the program ended with status 0"
@@ -81,6 +95,7 @@ class Program:
             else:
                 self._report_failure(code)
             return
+        # mpirun may end with status 0 although it has lost a daemon.
         if code == 0 and not verdict.lost_daemon(running.tail):
             death = verdict.find_hidden_death(running.pid)
             if death:
@@ -97,13 +112,16 @@ class Program:
             self._report_failure(code)
 
     def _report_success(self, outcome: Outcome) -> None:
-        """Report an end with status 0."""
+        """Report an end with status 0, with a line in the log if other hosts still run."""
         self._attempt.report(outcome)
         if self._attempt.phase < Phase.ENDING:
             self._attempt.log("this host has finished; it waits for the others")
 
     def _report_failure(self, code: int) -> None:
-        """Report an end with another status."""
+        """Report an end with another status; do nothing if the job has an outcome.
+
+        Without ranks the program itself is sent as evidence, if the job has other hosts.
+        """
         attempt = self._attempt
         if attempt.phase >= Phase.ENDING:
             return
@@ -118,7 +136,11 @@ class Program:
         attempt.report(outcome)
 
     def _outcome_of(self, code: int) -> Outcome:
-        """Return the end of the command, by what is known of its ranks now."""
+        """Return the outcome of the command, by the evidence that this host has now.
+
+        Args:
+            code: Return code of the command, negative after a signal.
+        """
         attempt, running = self._attempt, self._attempt.running
         name = name_of_program(attempt.plan)
         return attempt.verdict.judge_command(
@@ -126,9 +148,10 @@ class Program:
         )
 
     def reconsider(self, outcome: Outcome) -> Outcome:
-        """Return an outcome that this host has reported as it is known now.
+        """Return the outcome that this host has reported, by the evidence that it has now.
 
-        Other hosts may have sent evidence since. Any other outcome is returned as it is.
+        Other hosts may have sent evidence since. An outcome of another host, and any outcome in a
+        stop, is returned as it is.
         """
         if outcome is self._reported and not self._attempt.stop_signal:
             return self._outcome_of(self._reported_code)

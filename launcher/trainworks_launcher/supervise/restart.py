@@ -1,13 +1,14 @@
-"""Starting again: after a failure that another try may cure, all hosts end what
-runs and try the job once more.
+"""Restarts of the job: after a failure that another attempt may cure, all hosts end their processes
+and start the job once more.
 
-A try is a whole run: the hosts join, start together and end together. The leader decides with a
-try's outcome whether there is another one (``Outcome.again``); a host that loses the leader decides
-for itself. A host joins for the next try when nothing of its last one is left, and the next one
-starts when all have joined: so there are never ranks of two. A host whose container its platform
-has started anew knows of no earlier try; it joins like the others, who tell it.
+An attempt is a whole run: the hosts join, start together and end together. The leader decides with
+an attempt's outcome whether another one follows (``Outcome.again``); a host that loses the leader
+decides for itself. A host joins for the next attempt when no process of its last one is left, and
+the next attempt starts when all hosts have joined: so ranks of two attempts never run at once. A
+host whose container was started anew by its platform knows of no earlier attempt. It joins like the
+others, which send it what they know.
 
-From the second failure without a newer checkpoint or step on the leader lets the hosts wait before
+From the second failure without a newer checkpoint or step on, the leader lets the hosts wait before
 they start: 1, 2, 4 ... 60 s. They have joined then, so a stop signal to one of them ends the wait
 on all.
 """
@@ -27,190 +28,230 @@ from trainworks_launcher.contract.stop_signals import STOP_SIGNALS
 from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome
 from trainworks_launcher.supervise.processes import shared_memory
 
-State = Tuple[Optional[int], Optional[int]]
-
 if TYPE_CHECKING:
     from trainworks_launcher.plan.plan import NodePlan
 
+SavedState = Tuple[Optional[int], Optional[int]]
+"""Values that change with a newer checkpoint, and with a newer step in the heartbeat file; None
+for one that cannot be read in time.
+"""
+
 KIND = "tries"
-"""Kind of the messages: what ``Tries.fields`` has, to the leader from a host
-that joins, and back from it.
+"""Kind of the messages with ``AttemptHistory.fields``: to the leader from a host that joins, and
+back from the leader.
 """
 
 _CAUSES = 20
 _CAUSE_CHARACTERS = 500
-_KILLS = 3
+_STEP_DIGITS = 16
+_SAME_KILLS = 3
 """Restarts in a row that ended in the same kill without a step further: no further restart."""
 
-_LONGEST_PAUSE = 60.0
+_LONGEST_PAUSE_SECONDS = 60.0
 _CLEAN_UP_SECONDS = 5.0
-"""How long a look at /dev/shm and at all processes is waited for.
+"""Limit of a look at /dev/shm and at all processes. Without an answer everything stays."""
 
-Without an answer everything stays.
-"""
-
-_CURABLE = (names.EXIT_HOSTS, names.EXIT_HANG)
+_CURABLE_STATUSES = (names.EXIT_HOSTS, names.EXIT_HANG)
+"""Statuses of failures that are not the script's, and that another attempt may cure."""
 
 
-class Tries:
-    """What this host knows of the tries of its job.
+class AttemptHistory:
+    """The attempts of a job, as far as this host knows them.
 
     Attributes:
-        restarts: How often the job was started again.
-        causes: Why, in order; the last ones.
-        lost: Steps that were done and are done again; None where a step was not known.
-        prepared: The plan with which this host has been prepared; None: it was not.
-        pause: Seconds before the next try starts.
-        program_began: When the program was started for the first time (monotonic clock); 0.0:
-            it was not.
+        restarts: Number of attempts after the first one.
+        causes: First line of each failure before those restarts, in order; the last 20.
+        lost: Number of steps that had to be repeated; None if a step is not known.
+        prepared: The plan with which this host has been prepared; None before that.
+        pause: Seconds to wait before the next attempt starts.
+        program_began: First start of the program (monotonic clock); 0.0 before that.
     """
 
     def __init__(self, plan: NodePlan, heartbeat: str = "") -> None:
-        """Of the first try. heartbeat: a file in which the script may say its step.
+        """Begin with the first attempt.
 
-        ``""`` if there is none.
+        Args:
+            plan: The plan of this host.
+            heartbeat: Path of the file in which the script may write its step; ``""`` for none.
         """
         self.restarts = 0
         self.program_began = 0.0
         self.causes: tuple[str, ...] = ()
         self.lost: int | None = 0
-        self._step = -1
-        self._heartbeat = str(Path(plan.cwd, heartbeat)) if heartbeat else ""
-        self._began = self._ended = 0.0
-        self._counted = True
         self.prepared: NodePlan | None = None
+        self.pause = 0.0
+        self._heartbeat = str(Path(plan.cwd, heartbeat)) if heartbeat else ""
+        self._checkpoints = plan.env.get(names.CHECKPOINT_DIRECTORY_VARIABLE, "")
+        self._restarts_of_platform = int(plan.env.get(names.RESTARTS_VARIABLE) or "0")
+        # Of the last attempt: its last step, its times (seconds since 1970), and whether its lost
+        # steps are in ``lost``.
+        self._step = -1
+        self._began = self._ended = 0.0
+        self._is_counted = True
+        # Signals between two attempts, and how many of those before the first one were read.
         self._signals: list[int] = []
-        self._seen = 0
+        self._read_signals = 0
         self._limit = plan.restarts
-        # torchrun starts ranks again itself, but not for a lost host; and with
-        # fewer hosts than all only it does so.
+        # torchrun itself starts failed ranks again, but not after the loss of a host. If the job
+        # may go on with fewer hosts, torchrun alone starts ranks again.
         self._lost_hosts_only = plan.ranks_by == "torchrun"
         if plan.control is not None and plan.control.minimum_hosts:
             self._limit = 0
         self._restarts_ranks = plan.restarts > 0
-        self._checkpoints = plan.env.get(names.CHECKPOINT_DIRECTORY_VARIABLE, "")
-        self._started_before = plan.env.get(names.RESTARTS_VARIABLE, "")
-        self._last: tuple[str, State] | None = None
-        # How often in a row a try ended as the one before, without a step further.
+        self._last: tuple[str, SavedState] | None = None  # kind of the last failure
+        # Attempts in a row that ended as the one before, without a step further.
         self._same = 0
-        # How often in a row a try ended without a step further, whatever its end.
+        # Attempts in a row that ended without a step further, whatever their end.
         self._fruitless = 0
-        self.pause = 0.0
         self._shared_memory: frozenset[shared_memory.Key] | None = None
 
     def judge(self, outcome: Outcome, *, started: bool) -> Outcome:
-        """Return the outcome of a try, with whether there is another one.
-        started: the program was started.
+        """Return the outcome of an attempt, with whether another attempt follows.
+
+        Sets ``pause``. Looks at the checkpoints, with a time limit.
+
+        Args:
+            outcome: The outcome.
+            started: Whether the program was started.
         """
         if not self._is_curable(outcome, started):
             return outcome._replace(again=False)
-        state = self._state()
+        state = self._read_saved_state()
         last, self._last = self._last, (outcome.kind_of_failure, state)
         if last is None or state != last[1]:
+            # The first failure, or one after progress.
             self._same = self._fruitless = 0
             self.pause = 0.0
             return outcome._replace(again=True)
 
         self._fruitless += 1
-        self.pause = min(_LONGEST_PAUSE, 2.0 ** (self._fruitless - 1))
+        self.pause = min(_LONGEST_PAUSE_SECONDS, 2.0 ** (self._fruitless - 1))
+        # Without a place the failure is not the script's. A state that is not known may be newer.
         is_same = None not in state and self._last == last and bool(outcome.place)
         self._same = self._same + 1 if is_same else 0
-        # A kill from outside may be a preemption, which says nothing about the next try; the same
-        # kill after three restarts does.
-        most = _KILLS if outcome.retry else 1
-        return outcome._replace(again=self._same < most)
+        # A kill from outside may be a preemption, which says nothing about the next attempt; the
+        # same kill after three restarts does.
+        limit = _SAME_KILLS if outcome.retry else 1
+        return outcome._replace(again=self._same < limit)
 
     def _is_curable(self, outcome: Outcome, started: bool) -> bool:
-        """Return whether a failure is one that another try may cure, and a try is left."""
+        """Return whether another attempt may cure a failure, and a restart is left."""
         if outcome.kind != FAILED or self.restarts >= self._limit:
             return False
         if not started and self.restarts == 0:
+            # A job that cannot start at all has a wrong setting.
             return False
         if not outcome.place:
-            return outcome.status in _CURABLE
+            # The end is not that of a program.
+            return outcome.status in _CURABLE_STATUSES
+        # With the same memory the script would be killed again.
         return not self._lost_hosts_only and not outcome.memory
 
-    def _state(self) -> State:
-        """Return what changes with a newer checkpoint or step.
+    def _read_saved_state(self) -> SavedState:
+        """Read the state of the checkpoints and of the heartbeat file, with a time limit.
 
-        None for what does not answer in time.
+        0 for a directory or a file that the job does not have.
         """
 
-        def look() -> State:
-            files = state_of(self._checkpoints) if self._checkpoints else 0
-            return files, written_at(self._heartbeat) if self._heartbeat else 0
+        def read() -> SavedState:
+            checkpoints = state_of(self._checkpoints) if self._checkpoints else 0
+            heartbeat = written_at(self._heartbeat) if self._heartbeat else 0
+            return checkpoints, heartbeat
 
-        unknown: State = (None, None)
-        return run_in_time(look, unknown)
+        unknown: SavedState = (None, None)
+        return run_in_time(read, unknown)
 
     def count(self, outcome: Outcome, began: float) -> str:
-        """Another try begins. Returns the line that says so.
+        """Count a restart, and read the step of the attempt that has ended.
 
-        began: when the program of the last one did, in seconds since 1970; 0: it did not.
+        Args:
+            outcome: How that attempt ended.
+            began: Start of its program, in seconds since 1970; 0 if it was not started.
+
+        Returns:
+            A line for the log.
         """
         self.restarts += 1
         if began:
             self._began, self._ended = began, time.time()
-            self._step = -1
-            if self._heartbeat:
-                beat = run_in_time(lambda: self._said_since(began), "")
-                if beat.isdecimal() and len(beat) < _DIGITS:
-                    self._step = int(beat)
-            self._counted = False
+            self._step = self._read_step(began)
+            self._is_counted = False
         cause = outcome.text.partition("\n")[0][:_CAUSE_CHARACTERS]
         self.causes = (*self.causes, cause)[-_CAUSES:]
         return f"starting again on every host ({self.restarts} of {self._limit}): {cause}"
 
-    def _said_since(self, began: float) -> str:
-        """Return what the heartbeat file says, if it was written since then
-        (seconds since 1970).
+    def _read_step(self, began: float) -> int:
+        """Read the step in the heartbeat file, with a time limit.
+
+        Args:
+            began: Start of the attempt, in seconds since 1970.
+
+        Returns:
+            The step; -1 if the file was not written since then, or has something else.
         """
-        if written_at(self._heartbeat) / 1e9 < began:
-            return ""
-        return text_of(self._heartbeat).strip()
+        if not self._heartbeat:
+            return -1
+
+        def read() -> str:
+            if written_at(self._heartbeat) / 1e9 < began:
+                return ""
+            return text_of(self._heartbeat).strip()
+
+        step = run_in_time(read, "")
+        if not step.isdecimal() or len(step) >= _STEP_DIGITS:
+            return -1
+        return int(step)
 
     def note_shared_memory(self) -> None:
-        """Note what is in /dev/shm before the first try: it is not of this job."""
+        """Note the files in /dev/shm before the first attempt: they are not of this job."""
         if self._restarts_ranks and self._shared_memory is None:
             self._shared_memory = run_in_time(lambda: frozenset(shared_memory.files()), None)
 
     def clean_up_shared_memory(self, until: float = 0.0) -> str:
-        """Remove what dead ranks have left in /dev/shm.
+        """Remove the files that dead ranks have left in /dev/shm, with a time limit.
 
-        Returns a line for the log; ``""`` for none.
+        Nothing is removed if ranks are not restarted, or if the files before the job are not known.
 
-        until: when the ranks that run now have started, in seconds since 1970; 0: none runs.
+        Args:
+            until: Start of the ranks that run now, in seconds since 1970; 0 if none runs.
+
+        Returns:
+            A line for the log; ``""`` for none.
         """
         before = self._shared_memory
         if before is None:
             return ""
-        line = run_in_time(
+        leftovers = run_in_time(
             lambda: shared_memory.clean_up(before, until=until), None, _CLEAN_UP_SECONDS
         )
-        return str(line) if line is not None else ""
+        if leftovers is None:
+            return ""
+        return str(leftovers)
 
     def keep_signals(self, numbers: Sequence[int]) -> None:
-        """Signals came at the end of a try: they are for the next one."""
+        """Keep the stop signals that came at the end of an attempt for the next one."""
         self._signals += [number for number in numbers if number in STOP_SIGNALS]
 
     def new_signals(self, before: Sequence[int]) -> Sequence[int]:
-        """Return the signals that no try has seen. before: those that came
-        while no try had its own handlers.
+        """Return the signals that no attempt has seen; each is returned once.
+
+        Args:
+            before: All signals that came while no attempt had its own handlers. The list grows.
         """
-        numbers = [*before[self._seen :], *self._signals]
-        self._seen, self._signals = len(before), []
+        numbers = [*before[self._read_signals :], *self._signals]
+        self._read_signals, self._signals = len(before), []
         return numbers
 
     def of_job(self, outcome: Outcome) -> Outcome:
-        """Return the outcome of the last try as that of the job."""
+        """Return the outcome of the last attempt as that of the job, with the restarts."""
         return outcome._replace(
             restarts=self.restarts,
             earlier=self.causes,
-            lost_steps=self.lost if self._counted else None,
+            lost_steps=self.lost if self._is_counted else None,
         )
 
     def fields(self) -> dict[str, Json]:
-        """Return what another host is told."""
+        """Return this history as the fields of a message."""
         return {
             "restarts": self.restarts,
             "causes": list(self.causes),
@@ -219,7 +260,14 @@ class Tries:
         }
 
     def learn(self, message: Mapping[str, Json]) -> bool:
-        """Take what another host told. Returns whether it was new."""
+        """Take the history of another host, if that host knows of more.
+
+        Args:
+            message: With ``fields`` of the other host.
+
+        Returns:
+            Whether it knows of more restarts, or of a later step of the last attempt.
+        """
         restarts = min(number(message.get("restarts")), self._limit)
         step, lost = message.get("step"), message.get("lost")
         if not isinstance(step, int):
@@ -233,25 +281,30 @@ class Tries:
         self._step = step
         return True
 
-    def find(self) -> tuple[str, float]:
-        """Return the newest complete checkpoint, and when it was written; ``""`` if there is none.
+    def find_checkpoint(self) -> tuple[str, float]:
+        """Find the newest complete checkpoint.
 
-        May never return, where a file system is dead: to be called in a thread.
+        Call this in a thread: on a dead file system it may never return.
+
+        Returns:
+            Its path, ``""`` for none, and when it was written, in seconds since 1970.
         """
-        found = newest_complete(self._checkpoints) if self._checkpoints else ""
-        return found, written_at(found) / 1e9
+        checkpoint = newest_complete(self._checkpoints) if self._checkpoints else ""
+        return checkpoint, written_at(checkpoint) / 1e9
 
-    def go_on(self, found: str, saved: float) -> tuple[Mapping[str, str], str]:
-        """Return what the processes of another try are told, and a line about where it goes on.
-
-        A value of ``""`` takes its variable away.
+    def resume(self, checkpoint: str, saved: float) -> tuple[Mapping[str, str], str]:
+        """Count the lost steps of the last attempt, and describe where the next one goes on.
 
         Args:
-            found: The checkpoint, as ``find`` returns it.
-            saved: When it was written.
+            checkpoint: The checkpoint, as ``find_checkpoint`` returns it.
+            saved: When it was written, in seconds since 1970.
+
+        Returns:
+            Variables of the next attempt's processes (``""`` removes a variable), and a line for
+            the log.
         """
-        from_step = step_in(found) if found else 0
-        start = found or "its beginning: no checkpoint"
+        from_step = step_in(checkpoint) if checkpoint else 0
+        start = checkpoint or "its beginning: no checkpoint"
         line = f"try {self.restarts + 1} of the job goes on from {start}"
         if self._step >= 0 and from_step >= 0:
             steps = max(0, self._step - from_step)
@@ -261,16 +314,13 @@ class Tries:
         else:
             self.lost = None
             if self._began:
-                kept = min(max(saved, self._began), self._ended)
-                line += f"; the last {self._ended - kept:.0f} s of the last try are lost"
-        self._counted = True
+                # A checkpoint may be older than the attempt, or written while it ended.
+                kept_until = min(max(saved, self._began), self._ended)
+                line += f"; the last {self._ended - kept_until:.0f} s of the last try are lost"
+        self._is_counted = True
 
-        before = int(self._started_before or "0")
         variables = {
-            names.RESTARTS_VARIABLE: str(before + self.restarts),
-            names.RESUME_VARIABLE: found,
+            names.RESTARTS_VARIABLE: str(self._restarts_of_platform + self.restarts),
+            names.RESUME_VARIABLE: checkpoint,
         }
         return variables, line
-
-
-_DIGITS = 16

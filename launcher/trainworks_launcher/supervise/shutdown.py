@@ -36,18 +36,18 @@ if TYPE_CHECKING:
     from trainworks_launcher.supervise.processes.ranks import Rank
 
 _LOOK_SECONDS = 0.5
-"""Between looks whether the ranks of held starters have left their script.
+"""Seconds between looks whether the ranks of stopped starters have left their script.
 
-Decides nothing but how soon they end.
+This decides only how soon the starters end.
 """
 
 
 class Events(NamedTuple):
-    """What a stop tells the supervisor.
+    """The supervisor's handlers for events of a stop.
 
     Attributes:
-        saving: The ranks have been told; the outcome, as far as it is known now.
-        abandoned: The command hangs in the kernel, and the attempt goes on without it.
+        saving: Called when the ranks have their signal, with the outcome as it is known then.
+        abandoned: Called when the command has not ended after KILL, and is left behind.
     """
 
     saving: Callable[[Outcome], None]
@@ -58,41 +58,51 @@ class Stopping:
     """The stops of one attempt. Every method runs in the loop's thread."""
 
     def __init__(self, attempt: Attempt, events: Events) -> None:
-        """Nothing is stopped yet."""
+        """Handle the messages of other hosts about a stop; stop nothing yet."""
         self._attempt = attempt
         self._plan = attempt.plan
         self._running = attempt.running
         self._events = events
-        attempt.handlers[HOLD] = self._told_to_hold
-        attempt.handlers[NO_MORE_TIME] = self._told_of_no_more_time
-        self._is_begun = False  # the signal may be known before: then nothing is started
-        self._only_told = False
+        attempt.handlers[HOLD] = self._hold_for_other_host
+        attempt.handlers[NO_MORE_TIME] = self._end_for_other_host
+        # Not the same as ``attempt.stop_signal``: a signal may have come before the attempt.
+        self._is_begun = False
+        self._is_told_only = False  # another host was stopped, and this one got no signal
         self._interrupts = 0
-        self._killing = False
-        self._held = StoppedStarters()
-        self._has_told = False
+        self._is_killing = False
+        self._stopped_starters = StoppedStarters()
+        self._has_sent_hold = False
 
     @property
     def leaves_time(self) -> bool:
-        """Whether the ranks have the time that this host's own platform leaves."""
+        """Whether the ranks have the time that this host's own platform leaves after its signal."""
         is_stopped = bool(self._attempt.stop_signal)
-        return is_stopped and not self._only_told and not self._killing
+        return is_stopped and not self._is_told_only and not self._is_killing
 
     def instead_of(self, outcome: Outcome) -> Outcome:
-        """Return the outcome of a job that another one would end while it is being stopped."""
+        """Return an outcome that came during a stop as that of a stopped job.
+
+        Its status is 128 and the number of the stop signal.
+        """
         number = self._attempt.stop_signal
         by = f"stopped by {signal.Signals(number).name}"
         return outcome._replace(kind=STOPPED, status=128 + number, stopped=by)
 
     # --- signals that come ------------------------------------------------------------------------
     def from_platform(self, number: int) -> None:
-        """A stop signal to this container.
+        """Handle a stop signal to this container.
 
-        Every container gets one: if another host's came first, the ranks have had theirs.
+        The first one begins the stop. A second SIGINT from a terminal ends the ranks of all hosts.
+        Any other signal only makes a line in the log.
+
+        Args:
+            number: The signal.
         """
-        self._interrupts += number == signal.SIGINT
-        was_told, self._only_told = self._only_told, False
-        if was_told:
+        if number == signal.SIGINT:
+            self._interrupts += 1
+        was_told_only, self._is_told_only = self._is_told_only, False
+        if was_told_only:
+            # The platform signals every container. The ranks have had theirs, by the other host.
             return
         if not self._is_begun:
             self._stop(number)
@@ -106,27 +116,39 @@ class Stopping:
             )
 
     def from_other_host(self) -> None:
-        """Another host was stopped.
+        """Begin the stop of this host, because another host was stopped.
 
-        Once only: a second signal would cut short what the first one started.
+        Does nothing if the stop has begun: a second signal would cut short what the first one
+        started.
         """
         if not self._is_begun:
-            self._only_told = True
+            self._is_told_only = True
             self._stop(signal.SIGTERM)
 
-    def _told_of_no_more_time(self, _: str, message: Mapping[str, Json]) -> None:
-        """A host that was stopped is gone, so its platform leaves no more time.
+    def _end_for_other_host(self, _: str, message: Mapping[str, Json]) -> None:
+        """End the ranks of this host, if it got no stop signal of its own.
 
-        With ``all`` a person has ended the wait of all hosts.
+        A host that was stopped is gone, so its platform leaves no more time. The leader passes the
+        message on to all hosts.
+
+        Args:
+            message: With ``all`` true, a person has ended the wait of all hosts.
         """
-        of_all = message.get("all") is True
+        is_for_all = message.get("all") is True
         if self._attempt.plan.role == "leader":
-            self._attempt.tell(NO_MORE_TIME, all=of_all)
-        if of_all or self._only_told:
+            self._attempt.tell(NO_MORE_TIME, all=is_for_all)
+        if is_for_all or self._is_told_only:
             self.kill()
 
     def _stop(self, number: int) -> None:
-        """Hand a stop signal on."""
+        """Begin the stop: send a signal to the ranks, and write the outcome as it is known now.
+
+        Before the program the stop is the outcome. SIGKILL is planned only if a grace period is
+        set. After the job's outcome nothing happens.
+
+        Args:
+            number: The stop signal; ranks may get another one (``STOP_SIGNALS``).
+        """
         if self._attempt.phase >= Phase.ENDING:
             return
         self._is_begun = True
@@ -137,73 +159,86 @@ class Stopping:
         as_what = f" as {sent.name}" if sent.name != name else ""
         self._attempt.log(f"{name}: passed on{as_what}; {self._who_kills()}")
         self._running.send(sent)
-        before = self._attempt.phase < Phase.RUNNING
-        text = " before the program was started" if before else ", the ranks are saving"
-        known = Outcome(STOPPED, 128 + number, self._plan.host, f"stopped by {name}{text}")
-        if before and not self._running.is_active:
-            self._attempt.report(known)
+        is_before_start = self._attempt.phase < Phase.RUNNING
+        text = ", the ranks are saving"
+        if is_before_start:
+            text = " before the program was started"
+        outcome = Outcome(STOPPED, 128 + number, self._plan.host, f"stopped by {name}{text}")
+        if is_before_start and not self._running.is_active:
+            self._attempt.report(outcome)
             return
         if self._plan.limits.stop_grace is not None:
             self._attempt.loop.after(self._plan.limits.stop_grace, self._grace_is_over)
-        # Now: where the platform sends KILL before the ranks have saved, this
-        # is what is left of the job.
-        self._events.saving(known)
+        # At once: if the platform sends KILL before the ranks have saved, this is the last report.
+        self._events.saving(outcome)
 
     def _who_kills(self) -> str:
         """Return who ends ranks that do not end, as the end of a sentence."""
         grace = self._plan.limits.stop_grace
         if grace is not None:
             return f"KILL follows in {grace:g} s ({names.STOP_GRACE_VARIABLE})"
-        if self._only_told:
+        if self._is_told_only:
             return "the ranks have the time that the platform of the stopped host leaves"
-        by_whom = self._plan.platform or "container engine"
+        platform = self._plan.platform or "container engine"
         return (
-            f"the ranks have the time that the platform leaves ({by_whom}),"
+            f"the ranks have the time that the platform leaves ({platform}),"
             " and it sends KILL itself"
         )
 
     # --- starters that would cut it short ---------------------------------------------------------
     def rank_ended(self, rank: Rank) -> None:
-        """A rank of this host has ended in the stop.
+        """Stop the starters of all hosts (SIGSTOP), if a rank of this host has failed in the stop.
 
-        If that is a failure for its starter, all starters are held.
+        A starter that sees a failed rank would end the others while they save. After a rank that
+        ended well, the starters go on if no other rank needs the time.
         """
-        if rank.status == 0 or self._killing or self._attempt.phase >= Phase.ENDING:
-            self._maybe_release()
+        if rank.status == 0 or self._is_killing or self._attempt.phase >= Phase.ENDING:
+            self._release_if_done()
             return
-        if not self._has_told:
-            self._has_told = True
+        if not self._has_sent_hold:
+            self._has_sent_hold = True
             self._attempt.tell(HOLD)
         self.hold()
 
-    def _told_to_hold(self, _: str, __: Mapping[str, Json]) -> None:
-        """A rank of another host has ended badly in a stop."""
+    def _hold_for_other_host(self, _: str, __: Mapping[str, Json]) -> None:
+        """Stop the starter of this host: a rank of another host has failed in the stop.
+
+        The leader passes the message on to all hosts.
+        """
         if self._attempt.plan.role == "leader":
             self._attempt.tell(HOLD)
         self.hold()
 
     def hold(self) -> None:
-        """Hold the starter of the ranks of this host, until they have ended or are done."""
-        if self._attempt.stop_signal and not self._killing and self._attempt.phase < Phase.ENDING:
-            held = self._held.any
-            self._held.hold(self._running.rank_pids())
-            if not held:
-                self._look()
+        """Stop the starters of this host's ranks (SIGSTOP), until the ranks have nothing to save.
+
+        Does nothing outside a stop, and after the ranks were told to end.
+        """
+        attempt = self._attempt
+        if not attempt.stop_signal or self._is_killing or attempt.phase >= Phase.ENDING:
+            return
+        is_looking = self._stopped_starters.any
+        self._stopped_starters.hold(self._running.rank_pids())
+        if not is_looking:
+            self._look()
 
     def _look(self) -> None:
-        self._maybe_release()
-        if self._held.any:
+        """Look at intervals whether the stopped starters may go on, until they do."""
+        self._release_if_done()
+        if self._stopped_starters.any:
             self._attempt.loop.after(_LOOK_SECONDS, self._look)
 
-    def _maybe_release(self) -> None:
+    def _release_if_done(self) -> None:
+        """Let the stopped starters go on, if all ranks of this host have left their script."""
+        if not self._stopped_starters.any:
+            return
         ranks = self._running.rank_pids()
-        if self._held.any and (
-            not ranks or have_left_the_script(ranks, self._attempt.runtime.path)
-        ):
-            self._held.release()
+        if not ranks or have_left_the_script(ranks, self._attempt.runtime.path):
+            self._stopped_starters.release()
 
     # --- KILL -------------------------------------------------------------------------------------
     def _grace_is_over(self) -> None:
+        """End the ranks after the grace period; log that if the command still runs."""
         command = self._running.command
         if command is not None and command.running:
             grace = self._plan.limits.stop_grace
@@ -211,15 +246,20 @@ class Stopping:
         self.kill()
 
     def kill(self) -> None:
-        """The ranks have no more time."""
-        self._killing = True
-        self._held.release()
+        """End the ranks and the command of this host with SIGKILL.
+
+        A starter first gets SIGTERM, and SIGKILL after ``names.FAILURE_GRACE_SECONDS``. A command
+        that has not ended ``names.KILL_LIMIT_SECONDS`` later is left behind.
+        """
+        self._is_killing = True
+        # A stopped process does not handle SIGTERM.
+        self._stopped_starters.release()
         command = self._running.command
         if command is not None and command.running:
             self._attempt.verdict.killed = True
             if self._plan.ranks_by and self._attempt.phase < Phase.ENDING:
-                # It is told first, so that mpirun's daemons on the other hosts end too. With an
-                # outcome it was told.
+                # With SIGTERM mpirun ends its daemons on the other hosts, too. Once the job has an
+                # outcome, the starter has had that signal.
                 command.signal(signal.SIGTERM)
                 self._attempt.loop.after(
                     names.FAILURE_GRACE_SECONDS, lambda: command.signal_group(signal.SIGKILL)
@@ -230,7 +270,10 @@ class Stopping:
         self._attempt.loop.after(names.KILL_LIMIT_SECONDS, self._abandon)
 
     def _abandon(self) -> None:
-        """KILL did not end the command: it hangs inside the kernel. The job ends without it."""
+        """Report a failure if the command has not ended after SIGKILL, and go on without it.
+
+        Such a process hangs inside the kernel.
+        """
         command = self._running.command
         if command is not None and command.running:
             self._attempt.log(f"process {command.pid} does not end after KILL; leaving without it")
@@ -244,9 +287,7 @@ class Stopping:
 
 
 def has_terminal() -> bool:
-    """Return whether a person at a terminal started this process: it has a
-    controlling terminal (tty(4)).
-    """
+    """Return whether this process has a controlling terminal (tty(4)), at which a person sits."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except OSError:

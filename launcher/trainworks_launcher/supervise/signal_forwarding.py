@@ -1,9 +1,9 @@
-"""Signals that mean something to the script and not to the launcher: SIGUSR1 of
-a scheduler before the time limit.
+"""Forward signals that mean something to the script and not to the launcher, such as SIGUSR1 of a
+scheduler before the time limit.
 
-Each host gets its own from the scheduler, and hands it to its own ranks. A process without a
-handler would die of it: a rank that is not there yet, or still imports, gets the signal when it has
-one. One that never has a handler never gets it.
+Each host gets its signal from the scheduler, and forwards it to its own ranks. A process without a
+handler would die of the signal. So a rank that does not exist yet, or still imports, gets it when
+it has a handler. A rank that never has a handler never gets it.
 """
 
 from __future__ import annotations
@@ -20,62 +20,73 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 0.5
 
 
-class PassingOn:
-    """The signals of one host that its ranks have still to get.
+class SignalForwarding:
+    """The signals of one host that some of its ranks have not got yet.
 
     Every method runs in the loop's thread.
     """
 
     def __init__(self, attempt: Attempt) -> None:
-        """None has come yet."""
+        """Begin without a signal."""
         self._attempt = attempt
-        self._by_mpirun = attempt.plan.shell is not None  # the other hosts have no launcher
-        self._given: dict[int, set[int]] = {}  # signal -> ranks, or commands, that have it
+        # On hosts without a launcher mpirun forwards signals to the ranks itself.
+        self._is_forwarded_by_mpirun = attempt.plan.shell is not None
+        # Signal -> process ids of the ranks, or of the command, that have got it.
+        self._receivers: dict[int, set[int]] = {}
 
-    def came(self, number: int) -> None:
-        """A signal to this container.
+    def forward(self, number: int) -> None:
+        """Forward a signal to the ranks, now or when they have a handler.
 
-        One that is still kept is the same one, as for any process (signal(7)).
+        Does nothing after the job's outcome. A signal that is still being forwarded counts once, as
+        a pending signal does in any process (signal(7)).
+
+        Args:
+            number: The signal.
         """
-        if number not in self._given and self._attempt.phase < Phase.ENDING:
-            self._given[number] = set()
-            self._hand_on(number)
-            if number in self._given:
-                self._attempt.log(
-                    f"{name_of(number)}: kept until each rank of this host has a handler for it"
-                )
+        if number in self._receivers or self._attempt.phase >= Phase.ENDING:
+            return
+        self._receivers[number] = set()
+        self._send_where_handled(number)
+        if number in self._receivers:
+            self._attempt.log(
+                f"{name_of(number)}: kept until each rank of this host has a handler for it"
+            )
 
-    def _hand_on(self, number: int) -> None:
-        """Hand a signal to the ranks that can take it now, and look again while
-        some have not got it.
+    def _send_where_handled(self, number: int) -> None:
+        """Send a signal to the ranks that have a handler and have not got it yet.
+
+        Looks again after ``_LOOK_SECONDS``, until every rank has got it.
         """
-        given, ranks = self._given[number], self._ranks()
+        receivers, ranks = self._receivers[number], self._rank_pids()
         sent: list[int] = []
         for rank in ranks:
-            takers = processes.signal_receivers(rank, number) if rank not in given else []
-            for pid in takers:
+            if rank in receivers:
+                continue
+            # The handler may be in a process below the rank.
+            for pid in processes.signal_receivers(rank, number):
                 processes.send(pid, number)
-                given.add(rank)
-            sent += takers
+                receivers.add(rank)
+                sent.append(pid)
         if sent:
             self._attempt.log(
                 f"{name_of(number)}: passed on to process {', '.join(map(str, sent))}"
             )
-        if ranks and given.issuperset(ranks):
-            del self._given[number]
+        if ranks and receivers.issuperset(ranks):
+            del self._receivers[number]
         else:
-            self._attempt.loop.after(_LOOK_SECONDS, lambda: self._hand_on(number))
+            self._attempt.loop.after(_LOOK_SECONDS, lambda: self._send_where_handled(number))
 
-    def _ranks(self) -> tuple[int, ...]:
-        """Process ids of the ranks.
+    def _rank_pids(self) -> tuple[int, ...]:
+        """Return the process ids of the ranks; () before the program starts and after its end.
 
-        Of the command where they do not report, or where mpirun has them on hosts without a
-        launcher: it passes signals on itself.
+        That is the id of the command if the ranks do not report, or if mpirun forwards signals
+        itself.
         """
         if self._attempt.phase is not Phase.RUNNING:
             return ()
         running = self._attempt.running
-        if running.ranks is not None and not self._by_mpirun:
+        if running.ranks is not None and not self._is_forwarded_by_mpirun:
             return running.ranks.running()
-        command = running.command
-        return (command.pid,) if command is not None and command.running else ()
+        if not running.is_active:
+            return ()
+        return (running.pid,)

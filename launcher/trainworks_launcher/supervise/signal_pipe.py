@@ -19,12 +19,13 @@ class SignalPipe:
     """
 
     def __init__(self) -> None:
-        """Take the signals over from earlier handlers, which ``close`` restores."""
+        """Replace the handlers of stop signals, forwarded signals and SIGCHLD until ``close``."""
         self.descriptor, self._sender = os.pipe()
         os.set_blocking(self.descriptor, False)
         os.set_blocking(self._sender, False)
-        # First of all: a signal between the two, of which only the handler here hears, would be
-        # lost. The handlers do nothing: the descriptor carries the signal into the loop.
+        # The descriptor before the handlers: a signal that comes to a new handler without a
+        # descriptor would be lost. The handlers do nothing: the descriptor carries the signal into
+        # the loop. A full pipe loses a signal, but only if thousands have not been read.
         self._earlier_descriptor = signal.set_wakeup_fd(self._sender, warn_on_full_buffer=False)
         self._earlier_handlers = {
             number: signal.signal(number, lambda *_: None)
@@ -32,13 +33,13 @@ class SignalPipe:
         }
 
     def read(self) -> bytes:
-        """Return the signals that have come since the last call, a number each."""
+        """Return the signals that have come since the last call: a byte for each, its number."""
         with contextlib.suppress(BlockingIOError):
             return os.read(self.descriptor, _READ_BYTES)
         return b""
 
     def close(self) -> bytes:
-        """Restore the earlier handlers. Returns the signals that nothing has read."""
+        """Restore the earlier handlers, and return the signals that were not read, as ``read``."""
         for number, handler in self._earlier_handlers.items():
             signal.signal(number, handler)
         unread = self.read()

@@ -35,9 +35,9 @@ from trainworks_launcher.supervise.preparation.run import Preparation
 from trainworks_launcher.supervise.processes import output, processes
 from trainworks_launcher.supervise.processes.job_directory import JobDirectory, NoJobDirectory
 from trainworks_launcher.supervise.program import Program
-from trainworks_launcher.supervise.restart import Tries
+from trainworks_launcher.supervise.restart import AttemptHistory
 from trainworks_launcher.supervise.shutdown import Events, Stopping
-from trainworks_launcher.supervise.signal_forwarding import PassingOn
+from trainworks_launcher.supervise.signal_forwarding import SignalForwarding
 from trainworks_launcher.supervise.signal_pipe import SignalPipe
 
 if TYPE_CHECKING:
@@ -67,9 +67,9 @@ def run_plan(
         The exit status.
     """
     heartbeat = environment.variables.get(names.HEARTBEAT_FILE_VARIABLE, "").strip()
-    tries = Tries(plan, heartbeat)
+    history = AttemptHistory(plan, heartbeat)
     while True:
-        outcome = _supervisor_of(plan, environment, refusal, tries).run(stopped)
+        outcome = _supervisor_of(plan, environment, refusal, history).run(stopped)
         if outcome is None:
             return names.EXIT_LAUNCHER
         if not outcome.again:
@@ -77,9 +77,19 @@ def run_plan(
 
 
 def _supervisor_of(
-    plan: NodePlan, environment: Environment, refusal: Outcome | None, tries: Tries
+    plan: NodePlan, environment: Environment, refusal: Outcome | None, history: AttemptHistory
 ) -> Supervisor:
-    """Make what the processes of an attempt need on this host; without that it refuses the job."""
+    """Make the directories and the output of an attempt, and its supervisor.
+
+    If they cannot be made, the reason is logged, and the attempt is one that only reports the
+    refusal to the other hosts.
+
+    Args:
+        plan: What this host does.
+        environment: What was read on this host.
+        refusal: Why this host cannot take part; None if it can.
+        history: The earlier attempts of the job.
+    """
     runtime: JobDirectory | NoJobDirectory = NoJobDirectory()
     written: output.Output = output.SynchronousOutput()
     made: tuple[str, ...] = ()
@@ -93,7 +103,7 @@ def _supervisor_of(
         has_own_ranks = bool(plan.ranks_by) and plan.shell is None
         runtime = JobDirectory(inherited, planned, has_own_ranks)
         if refusal is None:
-            made = _make_directories(environment, tries)
+            made = _make_directories(environment, history)
         written = output.Output()
     except RefusalError as refused:
         runtime.remove()
@@ -101,21 +111,22 @@ def _supervisor_of(
         output.log(str(refused))
         runtime, made = NoJobDirectory(), ()
         refusal = refusal or Outcome(FAILED, refused.status, plan.host, str(refused))
+        # The other hosts need not come before this host gives up: it starts nothing.
         limits = plan.limits._replace(join=min(plan.limits.join, names.REFUSAL_LIMIT_SECONDS))
         plan = plan._replace(argv=(), ranks_by="", auxiliaries=(), shell=None, limits=limits)
-    attempt = Attempt(plan, environment, tries, runtime, written)
+    attempt = Attempt(plan, environment, history, runtime, written)
     return Supervisor(attempt, refusal, made)
 
 
-def _make_directories(environment: Environment, tries: Tries) -> tuple[str, ...]:
-    """Make the directories of the job, and return them.
+def _make_directories(environment: Environment, history: AttemptHistory) -> tuple[str, ...]:
+    """Make the directories of the job, and return the paths of those that did not exist.
 
-    They are there already for another attempt, whose file system may be dead.
-
-    Raises RefusalError if the first attempt cannot have them.
+    Raises:
+        RefusalError: The first attempt cannot have a directory.
     """
-    if not tries.restarts:
+    if not history.restarts:
         return directories.make(environment.places, environment.home)
+    # For a later attempt they exist, and their file system may not answer any more.
     return run_in_time(lambda: directories.make(environment.places, environment.home), ())
 
 
@@ -123,18 +134,18 @@ class Supervisor:
     """One attempt from its start to its end. Every method runs in the loop's thread."""
 
     def __init__(self, attempt: Attempt, refusal: Outcome | None, made: Sequence[str]) -> None:
-        """Nothing is started before ``run``.
+        """Start nothing before ``run``.
 
         Args:
             attempt: The state of the attempt.
             refusal: Why this host cannot take part; None if it can.
-            made: Directories that were made for the job, and go again if nothing is started.
+            made: Directories that were made for the job, and are removed if nothing is started.
         """
         self._attempt = attempt
         self._refusal = refusal
         self._made = made
         environment = attempt.environment
-        # A refusal leaves nothing behind where nobody looks for its report.
+        # A refusal leaves no files in a directory in which its report is not expected.
         reports = environment.output if refusal is None else environment.refusals
         self._writer = outcome_files.OutcomeWriter(
             reports, attempt.redactor, environment.manifest, attempt.log
@@ -156,21 +167,29 @@ class Supervisor:
         self._stopping = Stopping(
             attempt, Events(saving=self._write_early_outcome, abandoned=self._abandoned)
         )
-        self._passing_on = PassingOn(attempt)
-        self._preparation = Preparation(attempt, done=self._maybe_ready)
+        self._forwarding = SignalForwarding(attempt)
+        self._preparation = Preparation(attempt, done=self._report_if_ready)
         self._program = Program(attempt)
         self._is_pausing = False
 
     # --- the attempt itself -----------------------------------------------------------------------
     def run(self, stopped: Sequence[int]) -> Outcome | None:
-        """Everything, in order, and cleaned up whatever happens."""
+        """Run the attempt from its start to its end, and clean up, also after a defect.
+
+        Args:
+            stopped: Signals that came before this process had handlers, as numbers.
+
+        Returns:
+            The outcome of the attempt; None if it is not known.
+        """
         attempt = self._attempt
-        if not attempt.tries.restarts:  # before another attempt nothing was written
+        # A later attempt has no files: an outcome that begins another attempt is not written.
+        if not attempt.history.restarts:
             outcome_files.clear(attempt.environment.output)
         signals = SignalPipe()
         try:
             attempt.loop.watch(signals.descriptor, READ, lambda _: self._signalled(signals.read()))
-            numbers = attempt.tries.new_signals(stopped)
+            numbers = attempt.history.new_signals(stopped)
             # A job that is stopped already starts nothing.
             stops = [number for number in numbers if number in STOP_SIGNALS]
             attempt.stop_signal = stops[0] if stops else 0
@@ -180,15 +199,21 @@ class Supervisor:
         except Exception:  # noqa: BLE001  (the outermost frame: a defect of ours must not end a job without a word)
             import traceback  # only a defect of ours needs it
 
-            self._broken(traceback.format_exc())
+            self._report_defect(traceback.format_exc())
         finally:
             self._clean_up()
-            # What came too late for this attempt is for the next one.
-            attempt.tries.keep_signals(signals.close())
+            # Signals that came too late for this attempt are for the next one.
+            attempt.history.keep_signals(signals.close())
         return attempt.outcome
 
-    def _broken(self, trace: str) -> None:
-        """A defect of the launcher: an outcome of its own kind, with the traceback."""
+    def _report_defect(self, trace: str) -> None:
+        """End the attempt because of a defect of the launcher: log and write the traceback.
+
+        The outcome has the status ``names.EXIT_LAUNCHER``. The other hosts see this host as lost.
+
+        Args:
+            trace: The traceback, as ``traceback.format_exc`` returns it.
+        """
         attempt = self._attempt
         attempt.log(trace)
         attempt.phase = max(attempt.phase, Phase.ENDING)
@@ -201,15 +226,19 @@ class Supervisor:
         self._writer.write(attempt.outcome, attempt.plan.mode, names.KILL_LIMIT_SECONDS)
 
     def _write_early_outcome(self, outcome: Outcome) -> None:
-        """Write what is known while the ranks still save: the platform may end this host first."""
+        """Write the outcome while the ranks still save: the platform may end this host first."""
         self._writer.write(outcome, self._attempt.plan.mode, LOOK_SECONDS)
 
     # --- before the program -----------------------------------------------------------------------
     def _begin(self) -> None:
-        """Open the control connection; the rest follows when it stands."""
+        """Start the guard, make the parts, and open the control channel.
+
+        The preparation follows when the channel is open (``_connected``). A refusal is reported as
+        this host's failure.
+        """
         attempt = self._attempt
-        attempt.tries.note_shared_memory()
-        if attempt.tries.restarts:
+        attempt.history.note_shared_memory()
+        if attempt.history.restarts:
             attempt.clean_up_shared_memory()
         for name in attempt.runtime.by_file:
             attempt.log(
@@ -227,6 +256,7 @@ class Supervisor:
             attempt.refuse(refusal)
 
     def _start_guard(self) -> None:
+        """Start the guard of this host's processes; log a warning if that fails."""
         environment = self._attempt.environment
         try:
             self._attempt.guardian.start(
@@ -240,7 +270,7 @@ class Supervisor:
             )
 
     def _make_parts(self) -> list[Part]:
-        """Return the parts that this job needs. The code of the others is not loaded."""
+        """Return the parts that this job needs, in order. The code of other parts is not loaded."""
         attempt, plan = self._attempt, self._attempt.plan
         parts: list[Part] = []
         if plan.ranks_by in STARTERS:
@@ -271,6 +301,12 @@ class Supervisor:
         return parts
 
     def _make_parts_for_several_hosts(self, plan: NodePlan, several: Control) -> list[Part]:
+        """Return the parts that only a job of several hosts needs.
+
+        Args:
+            plan: The plan of this host.
+            several: Its control channel.
+        """
         from trainworks_launcher.supervise.parts.network_checks import ClockCheck, DataPathCheck
 
         attempt = self._attempt
@@ -283,12 +319,15 @@ class Supervisor:
         if plan.checks is not None:
             parts.append(ClockCheck(attempt))
         if plan.shell is None:
-            parts.append(DataPathCheck(attempt, several, self._maybe_ready))
+            parts.append(DataPathCheck(attempt, several, self._report_if_ready))
         return parts
 
     def _connect(self, several: Control) -> None:
-        """Take this host's role among several hosts."""
-        # Only a job of several hosts needs it.
+        """Set this host's role among several hosts: the leader or a worker.
+
+        Adds the part that collects evidence of all hosts. Opens no connection yet.
+        """
+        # Imported late, because only a job of several hosts needs them.
         from trainworks_launcher.supervise.control.handshake import Credentials
         from trainworks_launcher.supervise.control.identity import identity_of
         from trainworks_launcher.supervise.parts.evidence_collection import EvidenceCollection
@@ -315,7 +354,10 @@ class Supervisor:
             attempt.role = Worker(attempt.loop, several, plan.limits, own, events)
 
     def _connected(self) -> None:
-        """The control connection stands: prepare this host, while the others prepare theirs."""
+        """Prepare this host: the control channel is open, and the other hosts prepare themselves.
+
+        Called again on a worker whose leader has started anew: then the preparation goes on.
+        """
         attempt = self._attempt
         is_again = attempt.phase > Phase.JOINING
         attempt.phase = max(attempt.phase, Phase.PREPARING)
@@ -326,33 +368,40 @@ class Supervisor:
             for part in attempt.parts:
                 part.connected()
             if not self._preparation.check() or is_again:
-                # If the leader started anew, what is prepared, or is being prepared, stays.
+                # After a new start of the leader, a preparation that has begun stays.
                 return
             self._preparation.begin()
             if self._preparation.proceed():
-                self._maybe_ready()
+                self._report_if_ready()
         except RefusalError as refusal:
             attempt.refuse(refusal)
 
-    def _maybe_ready(self) -> None:
-        """This host is ready once it is prepared, and its parts are ready."""
+    def _report_if_ready(self) -> None:
+        """Report that this host is ready, if it is prepared and all its parts are ready.
+
+        After an attempt without progress the leader, or the only host, pauses before that.
+        """
         attempt = self._attempt
         parts_are_ready = all(part.is_ready for part in attempt.parts)
         if not self._preparation.is_done or not parts_are_ready or self._is_pausing:
             return
-        pause = attempt.tries.pause if attempt.plan.role != "worker" else 0.0
+        pause = attempt.history.pause if attempt.plan.role != "worker" else 0.0
         if not pause:
             attempt.role.ready()
             return
-        # The leader is not ready, so no host starts; all have joined, and a stop signal reaches
-        # them at once.
+        # The job waits because the leader is not ready. All hosts have joined, so that a stop
+        # signal to one of them ends the wait on all.
         self._is_pausing = True
-        attempt.tries.pause = 0.0
+        attempt.history.pause = 0.0
         attempt.log(f"the last try got no step further: the next one starts in {pause:g} s")
         attempt.loop.after(pause, attempt.role.ready)
 
     def _go(self) -> None:
-        """Every host is ready: start the program, unless its checkpoint is to be found first."""
+        """Start the program of this host: every host is ready.
+
+        Nothing is started if the job is over. If the newest checkpoint is still being looked for,
+        the part that looks starts the program later.
+        """
         attempt = self._attempt
         if attempt.is_over:
             return
@@ -365,21 +414,24 @@ class Supervisor:
 
     # --- what hosts and ranks tell ----------------------------------------------------------------
     def _rank_started(self, rank: Rank) -> None:
-        """A rank of this host has reported.
+        """Tell the parts that a rank of this host has reported.
 
-        It may come after a stop signal or the job's end: torchrun tries again, or mpirun was still
-        starting. Both are told to give up.
+        A rank that comes after a stop signal or the job's end gets SIGTERM, and its starter, too.
         """
         attempt = self._attempt
         for part in attempt.parts:
             part.rank_started(rank)
         if attempt.is_over:
+            # torchrun tries again, or mpirun was still starting.
             processes.send(rank.pid, signal.SIGTERM)
             if attempt.running.command is not None:
                 attempt.running.command.signal(signal.SIGTERM)
 
     def _rank_ended(self, rank: Rank) -> None:
-        """The end of a rank of this host was seen: tell the leader."""
+        """Send the leader the evidence about a rank of this host that has ended; tell the parts.
+
+        After the job's end, or in a stop, the evidence is not needed.
+        """
         attempt = self._attempt
         if attempt.stop_signal:
             self._stopping.rank_ended(rank)
@@ -392,16 +444,16 @@ class Supervisor:
             part.rank_ended(rank)
 
     def _suspected(self, suspect: Suspect) -> None:
-        """Some host says that a rank of it has ended."""
+        """Keep the evidence of a host about one of its ranks, and tell the parts."""
         self._attempt.verdict.add(suspect)
         for part in self._attempt.parts:
             part.suspected()
 
     def _host_lost(self) -> None:
-        """Another host is lost and the job goes on: end the ranks of this host.
+        """End the ranks of this host (SIGKILL): another host is lost, and the job goes on.
 
-        They may wait for the lost ones until their own time-outs. torchrun starts new ones, in a
-        group without that host.
+        The ranks may wait for the lost ones until their own time-outs. torchrun starts new ones,
+        in a group without that host.
         """
         attempt = self._attempt
         if not attempt.is_over:
@@ -410,7 +462,13 @@ class Supervisor:
             attempt.running.send_to_ranks(signal.SIGKILL)
 
     def _judge(self, outcome: Outcome) -> Outcome:
-        """Return the last word on the end of an attempt, and with it whether there is another."""
+        """Return the outcome of the attempt, with whether another attempt follows.
+
+        Each part may add a note to an outcome that is not a success; notes are logged.
+
+        Args:
+            outcome: The end that decides, as its host reported it.
+        """
         attempt = self._attempt
         judged = attempt.verdict.judge(self._program.reconsider(outcome))
         for part in attempt.parts:
@@ -420,33 +478,37 @@ class Supervisor:
                 judged = judged._replace(notes=(*judged.notes, note))
         if attempt.stop_signal:
             return judged
-        return attempt.tries.judge(judged, started=attempt.phase >= Phase.RUNNING)
+        return attempt.history.judge(judged, started=attempt.phase >= Phase.RUNNING)
 
     # --- signals ----------------------------------------------------------------------------------
     def _signalled(self, numbers: Sequence[int]) -> None:
-        """Signals have come to this process."""
+        """Handle signals that came to this process.
+
+        Args:
+            numbers: The signals; SIGCHLD stands for any number of ended children.
+        """
         if signal.SIGCHLD in numbers:
             self._reap()
         self._pass_on(numbers)
 
     def _pass_on(self, numbers: Sequence[int]) -> None:
-        """Pass signals to this container on: stops, and those that are for the ranks."""
+        """Pass on the signals to this container: stops to all hosts, others to the ranks."""
         for number in STOP_SIGNALS:
             if number in numbers:
                 self._attempt.role.name_missing()
                 self._stopping.from_platform(number)
                 self._attempt.role.stopping()
         for number in sorted(PASSED_ON.intersection(numbers)):
-            self._passing_on.came(number)
+            self._forwarding.forward(number)
 
     def _stop(self) -> None:
-        """Another host was stopped."""
+        """Stop this host, because another host was stopped."""
         self._stopping.from_other_host()
 
     def _reap(self) -> None:
-        """Take the status of children that have ended.
+        """Read the status of all children that have ended, orphans of the job among them.
 
-        As PID 1, also of every orphan that became ours.
+        If the command of this host has ended, its handler is called with its return code.
         """
         attempt, command = self._attempt, self._attempt.running.command
         has_ended = command is not None and command.has_just_ended()
@@ -469,14 +531,21 @@ class Supervisor:
 
     # --- the end ----------------------------------------------------------------------------------
     def _finish(self, outcome: Outcome) -> None:
-        """The job's outcome is known: end what still runs, then leave together with the others."""
+        """End what still runs on this host, because the job's outcome is known.
+
+        The command and its ranks get SIGTERM, and after ``names.FAILURE_GRACE_SECONDS`` SIGKILL.
+        This host leaves when they have ended. A second outcome does not count.
+
+        Args:
+            outcome: The outcome of the attempt.
+        """
         attempt = self._attempt
         if attempt.phase >= Phase.ENDING:
             return
         if self._refusal is not None and attempt.phase is Phase.JOINING:
             # A host that refuses, and reaches no other host, still has its own reason.
             outcome = self._refusal
-        attempt.outcome = outcome if outcome.again else attempt.tries.of_job(outcome)
+        attempt.outcome = outcome if outcome.again else attempt.history.of_job(outcome)
         attempt.phase = Phase.ENDING
         for part in attempt.parts:
             part.finish(attempt.outcome)
@@ -494,14 +563,17 @@ class Supervisor:
         self._leave_if_over()
 
     def _abandoned(self) -> None:
-        """What cannot be ended here must not meet ranks of another attempt."""
+        """Begin no further attempt, and leave: a process of this host cannot be ended.
+
+        It must not meet ranks of another attempt.
+        """
         attempt = self._attempt
         if attempt.outcome is not None:
             attempt.outcome = attempt.outcome._replace(again=False)
         self._leave_if_over()
 
     def _leave_if_over(self) -> None:
-        """Leave, once, when the outcome is known and the command has ended."""
+        """Write the outcome and leave, once, if it is known and the command has ended."""
         attempt = self._attempt
         if attempt.phase is not Phase.ENDING or attempt.running.is_active:
             return
@@ -515,13 +587,16 @@ class Supervisor:
         attempt.role.leave()
 
     def _left(self) -> None:
-        """Every host knows the outcome."""
+        """End the loop: every host knows the outcome."""
         for part in self._attempt.parts:
             part.left()
         self._attempt.loop.stop()
 
     def _clean_up(self) -> None:
-        """End every process and remove every file that the attempt made."""
+        """End every process of the attempt, remove its files, and log the last line.
+
+        Another attempt is given up if a process does not end after SIGKILL.
+        """
         attempt = self._attempt
         command = attempt.running.command
         if command is not None and command.running:
@@ -542,22 +617,23 @@ class Supervisor:
             attempt.running.ranks.close()
         attempt.loop.close()
         attempt.runtime.remove()
+        # A job that was not started leaves no empty directories.
         if not attempt.verdict.started_at:
             directories.take_back(self._made)
         if outcome.again and left:
             pids = ", ".join(map(str, left))
             attempt.log(f"not starting again: processes {pids} do not end after KILL")
-            outcome = attempt.tries.of_job(outcome._replace(again=False))
+            outcome = attempt.history.of_job(outcome._replace(again=False))
             attempt.outcome = outcome
         if attempt.verdict.full:
             attempt.log(attempt.verdict.full)
         if outcome.again:
-            attempt.log(attempt.tries.count(outcome, attempt.verdict.started_at))
+            attempt.log(attempt.history.count(outcome, attempt.verdict.started_at))
         else:
             attempt.log(last_words(outcome))
         attempt.output.close()
 
 
 def _ask_no_other_host(_: Outcome, then: Callable[[], None]) -> None:
-    """Go on at once: a job of one host has no other host that knows of a failure."""
+    """Call ``then`` at once: a job of one host has no other host with evidence."""
     then()

@@ -29,7 +29,7 @@ No index has them for Linux.
 
 
 class Answer:
-    """The user's requirements, adapted to the image.
+    """The user's requirements, adapted to the image: which lines uv gets, and which packages stay.
 
     Attributes:
         kept: Name -> version that the image keeps.
@@ -43,9 +43,14 @@ class Answer:
     """
 
     def __init__(self, manifest: Mapping[str, Any], reading: Reading) -> None:
-        """Adapt the lines of a reading.
+        """Adapt the requested requirements to the image; a left-out index is printed.
 
-        Raises RefusedError with all lines that conflict with the image.
+        Args:
+            manifest: The image's manifest, with ``protected`` and ``companions`` among others.
+            reading: The requested requirements.
+
+        Raises:
+            RefusedError: Lines conflict with the image; all of them are named.
         """
         lines = [*reading.lines, *reading.project_lines]
         self._python = reading.python
@@ -72,6 +77,7 @@ class Answer:
             self._adapt_requirement(line)
 
         self.freed = self._free_companions(lines, companions)
+        # If one package of the framework is left out, all of them stay as they are.
         if self.excluded & set(self.kept):
             self.excluded |= set(self.kept)
         if self.excluded - set(_LEFT_OUT):
@@ -93,7 +99,10 @@ class Answer:
             self.notes.append(f"the source of {name} is not used: this image has its own")
 
     def _adapt_requirement(self, line: Line) -> None:
-        """Decide whether a requirement is installed, left out or refused."""
+        """Decide whether a requirement is installed, left out or refused.
+
+        Adds to ``excluded`` and ``notes``, or to the refusals.
+        """
         name, place, specifier = line.name, line.place, line.requirement.specifier
         requested = f"{name}{specifier}"
         installed_version = self.kept.get(name, "")
@@ -105,7 +114,8 @@ class Answer:
             self.notes.append(f"{place}: {requested} is left out: it is not for this system")
         elif not installed_version:
             self._adapt_to_needs(line, requested)
-        elif not _holds(line.requirement, installed_version):
+        elif not _allows(line.requirement, installed_version):
+            # The image keeps its own. A request for a later release cannot be fulfilled so.
             limits = [limit.version for limit in specifier if limit.operator[0] not in "<!"]
             if any(is_later(version, installed_version) for version in limits):
                 self._newer[name] = str(specifier)
@@ -113,7 +123,8 @@ class Answer:
                     f"{place}: {requested}, and this image has {name} {installed_version}:"
                     f" choose an image with {requested}"
                 )
-            elif not _holds(line.requirement, build_of(self._python, name, installed_version)):
+            elif not _allows(line.requirement, build_of(self._python, name, installed_version)):
+                # The same release of another build is no difference worth a note.
                 shown = "an address" if line.requirement.url else requested
                 self.notes.append(
                     f"{place}: {shown} is not installed:"
@@ -122,7 +133,12 @@ class Answer:
             self.excluded.add(name)
 
     def _adapt_to_needs(self, line: Line, requested: str) -> None:
-        """Leave out a version that conflicts with a package that the image keeps."""
+        """Leave out a line for one version that a package of the image does not allow.
+
+        Args:
+            line: The line.
+            requested: Its requirement for people, for example ``numpy==2.1``.
+        """
         exact = _versions_matching(r"==[^*]+$", line)
         if not exact:
             return
@@ -179,7 +195,12 @@ class Answer:
         return freed
 
     def _adapt_index(self, line: Line, own: str) -> None:
-        """Leave out an index of the framework's vendor with another build than the image's."""
+        """Leave out an index of the framework's vendor with another build than the image's.
+
+        Args:
+            line: A line of options, for example ``--extra-index-url https://...``.
+            own: Address of the index with the image's build; ``""`` for none.
+        """
         option, _, address = line.text.partition(" ")
         vendor = re.match(r"https?://[^/]+/", own)
         if vendor is None or option not in SOURCES:
@@ -193,10 +214,18 @@ class Answer:
 
 
 def _versions_matching(pattern: str, line: Line) -> list[str]:
-    """Return the versions of limits that match a pattern: ``1.2`` of ``==1.2,<2``."""
+    """Return the versions of the limits that match a pattern.
+
+    Args:
+        pattern: A regular expression, for example ``==[^*]+$``.
+        line: A line with a requirement: of ``==1.2,<2`` that pattern gives ``["1.2"]``.
+    """
     limits = line.requirement.specifier
     return [limit.version for limit in limits if re.match(pattern, str(limit))]
 
 
-def _holds(requirement: Any, version: str) -> bool:
-    return not requirement.url and bool(requirement.specifier.contains(version, prereleases=True))
+def _allows(requirement: Any, version: str) -> bool:
+    """Return whether a requirement allows a version; False for one with an address of its own."""
+    if requirement.url:
+        return False
+    return bool(requirement.specifier.contains(version, prereleases=True))

@@ -23,6 +23,7 @@ MANIFEST_VARIABLE, MANIFEST = "TRAINWORKS_IMAGE_MANIFEST", "/opt/trainworks/imag
 """As in contract/names.py, which a file that the user's Python runs does not import."""
 
 _IMPORT_SECONDS = 300
+"""Limit of an import: the first one of a large framework compiles its files."""
 
 
 class RefusedError(Exception):
@@ -81,9 +82,17 @@ class ThisPython:
         return int(installation.call("pip", "install", *self.words, *words, quiet=quiet).returncode)
 
     def selected(self, installation: Any, words: Sequence[str]) -> dict[str, str]:
-        """Return the packages that uv selects from a lock: name -> version, ``""`` without one.
+        """Return the packages that uv would install from a lock; install nothing.
 
-        Raises RefusedError.
+        Args:
+            installation: Calls of uv.
+            words: ``-r``, the lock, and options.
+
+        Returns:
+            Name -> version; ``""`` for a package without one.
+
+        Raises:
+            RefusedError: uv cannot use the lock.
         """
         nothing = str(installation.folder / "nothing")
         form = ("--quiet", "--dry-run", "--output-format", "json", "--target", nothing)
@@ -97,11 +106,14 @@ class ThisPython:
         return {row["name"]: row.get("version", "") for row in rows}
 
     def lacks_wheel(self, installation: Any, words: Sequence[str]) -> bool:
-        """Return whether no wheel fits a requirement.
+        """Return whether no wheel fits a requirement; False if an index does not answer.
 
-        False if an index does not answer.
+        Args:
+            installation: Calls of uv.
+            words: Options of uv for a dry run, and the requirement.
         """
         done = installation.call("pip", "install", *self.words, *words, quiet=True)
+        # uv has another status if it could not ask the index.
         return bool(done.returncode == 1)
 
     def import_error(self, modules: Sequence[str]) -> str:
@@ -181,7 +193,14 @@ def is_later(version: str, present: str) -> bool:
 def build_of(python: Any, name: str, version: str) -> str:
     """Return a module's own version with its build, such as ``VERSION+cu121``.
 
-    The version alone, if the module has no build.
+    Args:
+        python: The Python that has the module.
+        name: Name of the distribution and of its module.
+        version: Its version by the metadata.
+
+    Returns:
+        The version in ``version.py`` of the module, if that is ``version`` with a build; else
+        ``version``.
     """
     try:
         distribution = distributions(python)[name]
@@ -204,7 +223,7 @@ def import_error(*modules: str) -> str:
     """Import modules in a process of their own, as a script would.
 
     Returns:
-        The last line of the error; ``""`` for success.
+        The last line of the error, or the signal that ended the import; ``""`` for success.
     """
     command = (sys.executable, "-I", "-B", "-c", f"import {', '.join(modules)}")
     try:
@@ -221,6 +240,9 @@ def import_error(*modules: str) -> str:
         return f"{type(error).__name__}: {error}"
     if done.returncode == 0:
         return ""
+    if done.returncode < 0:
+        # The last line may be a warning from before the signal.
+        return f"import ended by signal {-done.returncode}"
     words = done.stderr.decode("utf-8", "replace").strip()
     if not words:
         return f"import ended with status {done.returncode}"

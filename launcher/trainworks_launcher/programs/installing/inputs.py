@@ -107,9 +107,13 @@ def read_file(python: Any, file: Path, options: set[str]) -> Iterator[Line]:
 
 
 def _lines_of_options(python: Any, place: str, row: Any, options: set[str]) -> Iterator[Line]:
-    """Convert a line of options to lines of uv.
+    """Yield a line of options as lines for uv, one for each value.
 
-    Options that uv has on its command line only go to ``options``.
+    Args:
+        python: Prints a line about an option that is left out.
+        place: File and number of the line, for people.
+        row: The line.
+        options: Gets the options that uv has on its command line only.
     """
     row_options = row.options
     if row_options.pre:
@@ -152,6 +156,17 @@ def _names_in(values: Iterable[str]) -> list[str]:
 
 
 def _requirement(python: Any, place: str, row: Any) -> Line:
+    """Return a line of a requirement for uv; a folder in it is replaced by a private copy.
+
+    Args:
+        python: The Python that gets the packages.
+        place: File and number of the line, for people.
+        row: The line.
+
+    Raises:
+        RefusedError: The line is conda's, or names a file that does not exist, or a wheel for
+            another Python.
+    """
     is_editable = not row.requirement
     text = row.options.editable[0] if is_editable else row.requirement
     if re.match(r"[\w.-]+=[^=]", text):
@@ -174,9 +189,17 @@ def _requirement(python: Any, place: str, row: Any) -> Line:
 
 
 def _of_wheel(python: Any, place: str, name_in_address: str, marker: str) -> Any:
-    """Return the requirement in the file name of a wheel, if it applies to this system.
+    """Return the requirement in the file name of a wheel; None if its marker is not true here.
 
-    Raises RefusedError for a wheel of another Python or system.
+    Args:
+        python: The Python that gets the packages.
+        place: File and number of the line, for people.
+        name_in_address: For example ``numpy-2.1-cp311-cp311-linux_x86_64.whl``, perhaps quoted for
+            an address.
+        marker: Semicolon and marker of the line; ``""`` for none.
+
+    Raises:
+        RefusedError: The wheel is for another Python or system.
     """
     file = urllib.request.url2pathname(name_in_address)
     try:
@@ -200,7 +223,10 @@ def _with_private_copy(text: str) -> str:
     """Replace a folder in a line by a private copy, in a job: hosts may share the folder.
 
     Other entries of the working directory are linked beside the copy: the project's version may
-    come from them.
+    come from them. A line without a folder, and any line outside of a job, is returned as it is.
+
+    Args:
+        text: For example ``./library`` or ``name @ file:///code/library``.
     """
     requirement = _FOLDER.match(text)
     if requirement is None or RUNTIME_DIRECTORY not in os.environ:
@@ -216,7 +242,10 @@ def _with_private_copy(text: str) -> str:
 
 
 def table_of(file: Path) -> Mapping[str, Any]:
-    """Parse a TOML file, or the table in the head of a script. Raises RefusedError."""
+    """Parse a TOML file, or the table in the head of a script.
+
+    Raises RefusedError if the file cannot be read, is not TOML, or is a script without a head.
+    """
     try:
         text = file.read_text(encoding="utf-8")
         if file.suffix == ".py":
@@ -368,6 +397,7 @@ def read_lock(file: Path, words: Sequence[str], installation: Any) -> Iterator[L
 
 
 def _fits(python: Any, row: Mapping[str, Any]) -> bool:
+    """Return whether the marker of a lock's package is true; also if it cannot be evaluated."""
     if not row.get("marker"):
         return True
     try:
@@ -378,7 +408,12 @@ def _fits(python: Any, row: Mapping[str, Any]) -> bool:
 
 
 def _text_of_row(row: Mapping[str, Any], folder: Path) -> str:
-    """Write a package of a ``pylock.toml`` as a line of a requirements file."""
+    """Return a package of a ``pylock.toml`` as a line of a requirements file, with its hashes.
+
+    Args:
+        row: The package's table.
+        folder: Folder of the lock, for relative paths.
+    """
     name, repository, archive = row["name"], row.get("vcs"), row.get("archive")
     if repository:
         address = _address_of(repository, folder)
@@ -477,6 +512,10 @@ def read_words(python: Any, words: Sequence[str], installation: Any) -> Reading:
 def _add_project(
     file: Path, extras: Iterable[str], groups: Iterable[str], reading: Reading
 ) -> None:
+    """Add the requirements and sources of a project or script to a reading.
+
+    Raises RefusedError if the file cannot be read, or is for another Python.
+    """
     refuse_python(reading.python, file)
     reading.project_lines += read_project(reading.python, file, extras, groups)
     reading.sources.update(map(normalised, sources_of(file)))
@@ -486,7 +525,18 @@ def _add_project(
 def _read(
     file: Path, extras: Sequence[str], groups: Sequence[str], reading: Reading, installation: Any
 ) -> None:
-    """Read one file by its kind: a requirements file, a lock, a project or a script."""
+    """Read one file by its kind into a reading: a requirements file, lock, project or script.
+
+    Args:
+        file: The file.
+        extras: Names of the requested extras.
+        groups: Names of dependency groups.
+        reading: Gets the lines and words.
+        installation: Calls of uv; None without uv.
+
+    Raises:
+        RefusedError: The file cannot be read, or only uv could read it.
+    """
     is_pylock = _PYLOCK.fullmatch(file.name) is not None
     is_lock = is_pylock or file.name == _UV_LOCK
     is_script = file.suffix == ".py"

@@ -39,8 +39,15 @@ An image that is built on ours may have another version installed.
 """
 
 
+_INDEX_SECONDS = 20
+"""Limit of the wait for an index."""
+
+_OLDER_MAJORS = 4
+"""Major versions of a package that are tried in place of one that cannot be imported."""
+
+
 def settings_of_pip() -> Any:
-    """Return the settings of ``pip install``. Raises RefusedError."""
+    """Return the settings of ``pip install``. Raises RefusedError if pip cannot read them."""
     try:
         return pip_files.read_settings()
     except pip_files.SettingsError as error:
@@ -53,14 +60,18 @@ def uv_settings_of_user() -> Path:
 
 
 def _user_settings() -> Path:
+    """Return the folder of this user's settings, by default ``~/.config``."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
 
 
 def _without_uv_of_user(folder: Path) -> Path:
-    """Return a copy of the user's settings folder, of links, without uv's settings.
+    """Make a folder with links to the user's settings, except those of uv; return its path.
 
-    Those would change the resolution on one machine and not on the next one. git and keyring read
+    uv's would change the resolution on one machine and not on the next one. git and keyring read
     their settings in this folder.
+
+    Args:
+        folder: A private folder, for the new one.
     """
     own = folder / "of-user"
     own.mkdir(exist_ok=True)
@@ -83,6 +94,10 @@ def for_uv(pip: Any, folder: Path) -> tuple[dict[str, str], list[str]]:
     Args:
         pip: pip's settings.
         folder: A private folder for the file.
+
+    Returns:
+        The variables, and the options of ``uv pip install``. Variables of uv that are set already
+        win over pip's settings.
     """
     _write_uv_settings(pip, folder)
     variables = _variables_of(pip, folder)
@@ -105,7 +120,12 @@ def for_uv(pip: Any, folder: Path) -> tuple[dict[str, str], list[str]]:
 
 
 def _write_uv_settings(pip: Any, folder: Path) -> None:
-    """Write pip's settings as a ``uv.toml``."""
+    """Write pip's settings as a ``uv.toml``, which only this user can read.
+
+    Args:
+        pip: pip's settings.
+        folder: A private folder: the file is ``settings/uv/uv.toml`` there.
+    """
     has_keyring = pip.keyring_provider != "disabled" and shutil.which("keyring")
     links = []
     for link in pip.find_links:
@@ -164,9 +184,9 @@ def _variables_of(pip: Any, folder: Path) -> dict[str, str]:
 
 
 def _without_the_images(constraints: Iterable[str]) -> list[str]:
-    """Return files of constraints without the image's own.
+    """Return the paths of constraints files without the image's own.
 
-    The installed versions count, and are constraints already.
+    The installed versions are constraints already, and may be newer ones.
     """
     manifest = os.environ.get(MANIFEST_VARIABLE) or MANIFEST
     own = {str(Path(file).with_name(_CONSTRAINTS)) for file in (manifest, MANIFEST)}
@@ -187,7 +207,18 @@ class Installation:
     """
 
     def __init__(self, python: Any, uv: str, folder: Path) -> None:
-        """Read pip's settings. folder: a private folder for uv's files."""
+        """Read pip's settings and the installed versions; install nothing yet.
+
+        Prints a line if the user has settings of uv, which are not used.
+
+        Args:
+            python: The Python that gets the packages.
+            uv: Path of uv.
+            folder: A private folder for uv's files.
+
+        Raises:
+            RefusedError: pip cannot read its settings.
+        """
         self.python = python
         self.before = versions(python)
         self._broken_before = unmet_requirements(python)
@@ -198,13 +229,13 @@ class Installation:
         self.environment = {**os.environ, **variables}
         self.options = options
         if "UV_CONFIG_FILE" not in os.environ and uv_settings_of_user().is_file():
-            way = "name an index in pip's settings, and the rest in [tool.uv] of the project"
-            python.say(f"{uv_settings_of_user()} is not used: {way}")
+            advice = "name an index in pip's settings, and the rest in [tool.uv] of the project"
+            python.say(f"{uv_settings_of_user()} is not used: {advice}")
         self._image_constraints: tuple[str, ...] = ()
         self._sources: tuple[str, ...] = ()
 
     def file(self, name: str, lines: Iterable[str]) -> str:
-        """Write a file for uv, and return the path."""
+        """Write a file of lines for uv, in place of an earlier one; return the path."""
         path = self.folder / name
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         return str(path)
@@ -212,7 +243,14 @@ class Installation:
     def call(
         self, *words: str, quiet: bool = False, **more: Any
     ) -> subprocess.CompletedProcess[Any]:
-        """Call uv with pip's settings. quiet: its errors are shown only if it succeeds."""
+        """Run uv with pip's settings, and wait for it.
+
+        Args:
+            words: uv's arguments.
+            quiet: Whether its standard error is kept: it is printed if uv succeeds, else it is in
+                the result.
+            more: Further parameters of ``subprocess.run``.
+        """
         errors = subprocess.PIPE if quiet else None
         done = subprocess.run(
             (self._uv, *words), env=self.environment, check=False, stderr=errors, **more
@@ -250,7 +288,7 @@ class Installation:
         return target
 
     def install(self, *words: str, quiet: bool = False) -> int:
-        """Install packages, and return uv's status."""
+        """Install packages with the options of this run; return uv's exit status."""
         return int(self.python.install(self, (*self.options, *words), quiet=quiet))
 
     def install_requested(
@@ -258,7 +296,8 @@ class Installation:
     ) -> int:
         """Install the requested requirements.
 
-        Without indexes from the user's files that do not answer, as pip does.
+        If uv fails, it is called again without indexes of the user's files that do not answer: pip
+        leaves those out, too. Each is printed.
 
         Args:
             words: Words for uv.
@@ -286,6 +325,7 @@ class Installation:
         self.pinned = {line.name for line in lines if line.name and _is_pin(line.requirement)}
         index_lines = _index_lines(lines)
         if any(line.text.startswith(SOURCES[1]) for line in index_lines):
+            # pip asks all indexes; uv by default only the first one that has the package.
             self.environment["UV_INDEX_STRATEGY"] = "unsafe-best-match"
         while True:
             options = [line.text for line in lines if line.text.startswith("--")]
@@ -309,7 +349,7 @@ class Installation:
             lines = [line for line in lines if line not in dead]
 
     def _files_of(self, lines: Sequence[Line]) -> list[str]:
-        """Write the lines to files, and return uv's options for the files."""
+        """Write requirements and constraints to files; return uv's options for the files."""
         requirements = [line.text for line in lines if not line.constraint]
         constraints = [line.text for line in lines if line.constraint]
         options: list[str] = []
@@ -320,19 +360,28 @@ class Installation:
         return options
 
     def _dead_indexes(self, lines: Sequence[Line]) -> list[Line]:
-        """Return the lines of indexes that do not answer."""
+        """Return the lines of indexes that do not answer; each is asked, for up to 20 seconds."""
         return [line for line in lines if not self._can_reach(line.text.split(" ")[1])]
 
     def _refuse_compiled(
         self, lines: Sequence[Line], options: Sequence[str], needs: Mapping[str, str]
     ) -> None:
-        """Raise RefusedError for lines without a wheel, which would need a missing compiler."""
+        """Raise RefusedError for lines without a wheel, which would need a missing compiler.
+
+        uv resolves each line without a download.
+
+        Args:
+            lines: Lines of packages that are compiled.
+            options: Lines of options, such as indexes.
+            needs: Name of a package -> the component that compiles it.
+        """
         refused = []
         target = str(self.folder / "none")
         dry_run = ("--dry-run", "--no-deps", "--only-binary=:all:", "--target", target)
         for line in lines:
             if line.requirement.url or line.constraint:
                 continue
+            # A hash of the source would not fit a wheel.
             requirement = re.sub(r" --hash=.*", "", line.text)
             file = self.file("one.txt", [*options, requirement])
             if self.python.lacks_wheel(self, (*dry_run, "-r", file)):
@@ -346,13 +395,16 @@ class Installation:
             raise RefusedError(*refused)
 
     def _can_reach(self, address: str) -> bool:
-        """Return whether a package index can be reached: any answer counts."""
+        """Return whether a package index answers within 20 seconds.
+
+        Any answer counts, also a refusal, and a certificate that is not trusted.
+        """
         proxy = self.pip.proxy
         # Without a proxy of pip's, that of the variables counts.
         proxies = {"http": proxy, "https": proxy} if proxy else None
         try:
             opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
-            opener.open(_without_login(address), timeout=20).close()
+            opener.open(_without_login(address), timeout=_INDEX_SECONDS).close()
         except urllib.error.HTTPError:
             return True
         except (OSError, ValueError) as error:
@@ -412,6 +464,12 @@ class Installation:
     def install_beside(self, requirements: Sequence[str], *more: str) -> bool:
         """Install requirements without a change of packages that earlier calls have installed.
 
+        From wheels only, and without output unless uv succeeds.
+
+        Args:
+            requirements: For example ``["numpy<2"]``; packages of these names may change.
+            more: Further options of uv.
+
         Returns:
             Whether uv succeeded.
         """
@@ -427,8 +485,11 @@ class Installation:
 
 
 def _index_lines(lines: Sequence[Line]) -> list[Line]:
-    """Return the lines that name an index by an address."""
-    options = SOURCES[1:]  # not the default index
+    """Return the lines that name a further index, or a page of links, by an address.
+
+    The default index (``--index-url``) is not one of them: without it nothing can be installed.
+    """
+    options = SOURCES[1:]
     return [line for line in lines if line.text.startswith(options) and "://" in line.text]
 
 
@@ -445,11 +506,15 @@ def _is_pin(requirement: Any) -> bool:
 
 
 def _without_login(address: str) -> str:
+    """Return an address without its user and password, which must not get into the log."""
     return re.sub(r"(://)[^/@]*@", r"\1", address)
 
 
 def modules_of(python: Any, name: str) -> list[str]:
-    """Return the top modules of a distribution with compiled code; none for another one."""
+    """Return the names of the top modules of a distribution that have compiled code.
+
+    ``[]`` for a distribution of Python files only.
+    """
     files = distributions(python)[name].files or ()
     paths = {str(file) for file in files}
     modules = set()
@@ -463,8 +528,11 @@ def modules_of(python: Any, name: str) -> list[str]:
 def check_companions(manifest: Mapping[str, Any], installation: Installation) -> None:
     """Import new versions of packages that are compiled against a framework of the image.
 
+    A package that cannot be imported is installed again from the image's own index, unless the
+    user's settings name a source.
+
     Raises:
-        RefusedError: A package cannot be imported.
+        RefusedError: A package cannot be imported all the same.
     """
     python, before = installation.python, installation.before
     after = versions(python)
@@ -493,7 +561,9 @@ def check_companions(manifest: Mapping[str, Any], installation: Installation) ->
 def replace_incompatible(installation: Installation) -> None:
     """Replace new packages that cannot be imported beside an older version of another one.
 
-    As pyarrow beside numpy 1: their metadata do not exclude that.
+    For example pyarrow beside numpy 1: their metadata do not exclude that. Each is replaced by an
+    older release that can be imported, and printed. If there is none, or if the user requests this
+    version, it stays, with a warning.
     """
     python, before = installation.python, installation.before
     after = versions(python)
@@ -534,7 +604,7 @@ def _install_older(
     python = installation.python
     digits = re.match(r"\d+", version)
     major = int(digits.group()) if digits else 0
-    for limit in range(major, max(major - 4, 0), -1):
+    for limit in range(major, max(major - _OLDER_MAJORS, 0), -1):
         if not installation.install_beside([f"{name}<{limit}"]):
             continue
         if not python.import_error(modules):
@@ -584,12 +654,19 @@ class Task:
             raise RefusedError("--strict: lines are not answered with what the image has")
 
     def run(self, *more: str) -> int:
-        """Install the requested requirements and more; return the installer's status.
+        """Install the requested requirements, repair the image's packages, and log the changes.
 
-        Raises RefusedError.
+        Args:
+            more: Further words for uv.
+
+        Returns:
+            The installer's status; after a failure nothing is repaired.
+
+        Raises:
+            RefusedError: The requirements conflict with the image.
         """
         if self.installation is None:
-            return self._by_pip()
+            return self._install_by_pip()
         manifest, installation = self._manifest, self.installation
         installation.options += sorted(self.reading.options)
         for name in manifest.get("built_whole", ()):
@@ -625,7 +702,11 @@ class Task:
                     f"warning: {problem}: take an image that was built --with {component}"
                 )
 
-    def _by_pip(self) -> int:
+    def _install_by_pip(self) -> int:
+        """Install the words with pip, and the kept packages as constraints; return its status.
+
+        For an image without uv. Prints that packages which lose a requirement are not replaced.
+        """
         self._python.say(
             "this image has no uv: pip installs,"
             " and what of the image loses a requirement is not looked after"

@@ -115,11 +115,16 @@ _KEYS = {
 
 
 def read_settings() -> Settings:
-    """Read the settings of this Python's ``pip install``. Raises SettingsError."""
+    """Read the settings of this Python's ``pip install``, from its files and variables.
+
+    Raises:
+        SettingsError: pip cannot read a file, or a value has the wrong form.
+    """
     by_section: dict[str, dict[str, str]] = {section: {} for section in _ORDER}
     has_pip = importlib.util.find_spec("pip") is not None
     listed = _ask_pip("list") if has_pip else _variables_of_pip()
     for line in listed.splitlines():
+        # For example: global.index-url='https://...'
         name, equals, value = line.partition("=")
         section, _, key = name.rpartition(".")
         if not equals or section not in by_section or key not in _KEYS:
@@ -133,7 +138,8 @@ def read_settings() -> Settings:
     values: dict[str, Any] = {}
     for section in _ORDER:
         for key, value in by_section[section].items():
-            if value:  # pip ignores empty values
+            # pip ignores empty values.
+            if value:
                 _set(values, key, value)
     return Settings(**values)
 
@@ -153,7 +159,7 @@ def _variables_of_pip() -> str:
 
 
 def _ask_pip(*words: str) -> str:
-    """Return the output of ``pip config``. Raises SettingsError."""
+    """Run ``pip config`` with these words; return its output. Raises SettingsError if it fails."""
     command = (sys.executable, "-I", "-m", "pip", "config", *words, "--disable-pip-version-check")
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     if done.returncode:
@@ -164,7 +170,18 @@ def _ask_pip(*words: str) -> str:
 
 
 def _set(values: dict[str, Any], key: str, value: str) -> None:
-    """Set a value of pip's settings, in place of an earlier one; lists of formats are extended."""
+    """Convert a value of pip's settings, and set it in place of an earlier one.
+
+    Names of ``no-binary`` and ``only-binary`` are added to the earlier ones.
+
+    Args:
+        values: Field of ``Settings`` -> its value.
+        key: pip's name, for example ``extra-index-url``.
+        value: The value as text.
+
+    Raises:
+        SettingsError: The value has the wrong form.
+    """
     name = _KEYS[key]
     default = Settings._field_defaults[name]
     if isinstance(default, bool):
@@ -212,10 +229,12 @@ class _Options(argparse.ArgumentParser):
     """Parses the options of a line; an error becomes a SettingsError."""
 
     def error(self, message: str) -> NoReturn:
+        """Raise SettingsError, in place of an exit of the program."""
         raise SettingsError(message)
 
 
-def _options_of_lines() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
+    """Return a parser for the options that pip allows in a line of a requirements file."""
     parser = _Options(add_help=False, allow_abbrev=False, argument_default=None)
     parser.add_argument("-i", "--index-url", "--pypi-url")
     for name in (
@@ -256,7 +275,7 @@ def read_rows(file: Path, *, constraint: bool = False, above: Sequence[Path] = (
     """
     if file.resolve() in above:
         raise SettingsError(f"{file} includes itself")
-    parser = _options_of_lines()
+    parser = _make_parser()
     for number, text, place in _logical_lines(_text_of(file)):
         requirement, option_words = _split_options(text)
         try:
@@ -288,6 +307,10 @@ def _split_options(text: str) -> tuple[str, str]:
 
 
 def _text_of(file: Path) -> str:
+    """Return the text of a file in UTF-8, or in UTF-16 with a byte order mark.
+
+    Raises OSError or UnicodeDecodeError.
+    """
     content = file.read_bytes()
     if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return content.decode("utf-16")
@@ -318,6 +341,11 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str, str]]:
 
 
 def _without_comment(number: int, line: str) -> Iterator[tuple[int, str, str]]:
+    """Yield number, text and origin of a logical line; nothing for an empty one.
+
+    ``${NAME}`` is replaced by the variable's value, unless that is empty. The origin is the text
+    after ``#@``, which a program writes.
+    """
     origin = re.search(r" #@ (.+)$", line)
     plain = _COMMENT.sub("", line).strip()
     for variable, name in re.findall(r"(\$\{([A-Z0-9_]+)\})", plain):

@@ -44,6 +44,7 @@ _GLOO_THREAD = "pt_gloo_runloop"
 
 
 def _listen() -> None:
+    """Let faulthandler write the stacks to a file in memory when signal 50 comes."""
     import faulthandler
 
     # The same name and number as in hang/signals.py, which this file does not import.
@@ -52,15 +53,17 @@ def _listen() -> None:
 
 
 def _wait_at_exit() -> None:
+    """Wait for gloo's threads when the interpreter ends."""
     import atexit
 
-    atexit.register(_wait_for_gloo)  # the first registered function is called last
+    # The function that is registered first is called last.
+    atexit.register(_wait_for_gloo)
 
 
 def _wait_for_gloo() -> None:
-    """Wait, bounded, until gloo's threads sleep and have not run between two samples.
+    """Wait, at most two seconds, until gloo's threads sleep and have not run between two samples.
 
-    They may take the GIL meanwhile.
+    They may take the GIL meanwhile. Returns at once in a process without torch.distributed.
     """
     if "torch.distributed" not in sys.modules:
         return
@@ -83,8 +86,8 @@ def _wait_for_gloo() -> None:
 def _gloo_threads() -> "list[str]":
     """Return the ids of gloo's threads, in order.
 
-    In a job on CPUs torch gives them no name: then all threads with the main thread's name that
-    Python does not know.
+    In a job on CPUs torch gives them no name: then these are all threads with the main thread's
+    name that Python does not know. ``[]`` if CUDA is used: NCCL's threads are left alone.
     """
     names = {
         thread: _read(thread, "comm").strip()
@@ -106,21 +109,30 @@ def _gloo_threads() -> "list[str]":
 
 
 def _activity(thread: str) -> "tuple[str, tuple[str, ...]]":
-    """Return a thread's state and its numbers of switches; source: proc(5), status."""
+    """Return a thread's state and its numbers of context switches. Source: proc(5), status.
+
+    For example ``("S", ("12", "3"))``. A thread that has ended is like one that sleeps.
+    """
     fields = dict(line.partition(":")[::2] for line in _read(thread, "status").splitlines())
     switches = tuple(value for name, value in fields.items() if name.endswith("switches"))
     return fields.get("State", "S").strip()[:1], switches
 
 
 def _read(thread: str, name: str) -> str:
+    """Return a file of a thread in proc(5); ``""`` if the thread has ended."""
     try:
         with open(f"/proc/self/task/{thread}/{name}", encoding="ascii", errors="replace") as opened:  # noqa: PTH123
             return opened.read()
     except OSError:
-        return ""  # the thread has ended
+        return ""
 
 
 def _note_the_end() -> None:
+    """Note the end of this process in the file ``ends``: its exception, or its exit.
+
+    Replaces the hooks for exceptions of the program and of threads, unless the program has its
+    own, and ``sys.exit``. None of the functions below raises an error into the script.
+    """
     import _thread
     import atexit
     import time
@@ -136,12 +148,14 @@ def _note_the_end() -> None:
     threads_noted: list[int] = []
     exits = _watch_exits()
 
+    # Appends a line in one write, because other processes write to the file, too.
     def write(fields: str) -> None:
         opened = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fields = f'{{"pid": {os.getpid()}, "began": {began}, "at": {clock()}{fields}}}\n'
         os.write(opened, fields.encode())
         os.close(opened)
 
+    # Notes an exception. thread: the thread that it ends; more: further fields of JSON.
     def note(error: "BaseException", thread: str = "", more: str = "") -> None:
         library = os.path.dirname(os.__file__)  # noqa: PTH120
         sys.path.insert(0, library)  # the user may have a module with the name of one of Python's
@@ -195,23 +209,27 @@ def _note_the_end() -> None:
             pass
 
     def at_leaving() -> None:
-        if os.getpid() == started:  # a forked child of multiprocessing gets here, too
+        # A forked child of multiprocessing gets here, too.
+        if os.getpid() == started:
             note_an_end(', "left": true')
 
     def excepthook(kind: "type[BaseException]", error: "BaseException", trace: "Any") -> None:
         if error is getattr(sys, last, None):
-            note(error)  # at once: the process may be killed before its end
+            # At once: the process may be killed before its end.
+            note(error)
         shown(kind, error, trace)
 
     def of_thread(arguments: "_thread._ExceptHookArgs") -> None:
         if arguments.exc_value is not None and not isinstance(arguments.exc_value, SystemExit):
             threads_noted.append(os.getpid())
-            if len(threads_noted) > _MOST_THREADS:  # a pusher of metrics may fail in each step
+            # A thread that pushes metrics may fail in each step.
+            if len(threads_noted) > _MOST_THREADS:
                 shown_of_thread(arguments)
                 return
-            threads = len(noted)
+            # The process goes on: its own end is noted later all the same.
+            noted_before = len(noted)
             note(arguments.exc_value, getattr(arguments.thread, "name", "") or "?")
-            del noted[threads:]
+            del noted[noted_before:]
         shown_of_thread(arguments)
 
     shown, shown_of_thread = sys.excepthook, _thread._excepthook  # noqa: SLF001
@@ -250,7 +268,7 @@ def _quoted(text: str) -> str:
 
 
 def _frames_of(error: BaseException) -> "list[Any]":
-    """Return the frames of an exception."""
+    """Return the frames of an exception's traceback, outermost first."""
     frames, trace = [], error.__traceback__
     while trace is not None:
         frames.append(trace.tb_frame)
@@ -284,6 +302,7 @@ def _watch_exits() -> "list[tuple[int, object, bool]]":
     main = _thread.get_ident()
     original = sys.exit
 
+    # Lives in the exception, so that it is dropped with it.
     class Dropped:
         __slots__ = ("code", "of_sigterm")
 
@@ -325,6 +344,7 @@ def _watch_exits() -> "list[tuple[int, object, bool]]":
 
 
 def _log_errors_only() -> None:
+    """Silence the warnings of Ray Train's actor that asks the dashboard."""
     import logging
 
     logger = logging.getLogger(
@@ -334,9 +354,15 @@ def _log_errors_only() -> None:
 
 
 def _compare_the_world() -> None:
+    """Print a warning if this process has another rank than the plan, once on each host.
+
+    Raises FileExistsError if another process of the host has printed it, and KeyError outside of
+    a rank.
+    """
     planned = os.environ["TRAINWORKS_RANK"]  # names.PLACE_VARIABLE
     pairs = []
-    if "LOCAL_RANK" in os.environ:  # every starter of torch sets it
+    # Every starter of torch sets LOCAL_RANK. RANK alone may be a scheduler's.
+    if "LOCAL_RANK" in os.environ:
         pairs.append((os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")))
     pairs.append(
         (os.environ.get("OMPI_COMM_WORLD_RANK", ""), os.environ.get("OMPI_COMM_WORLD_SIZE", ""))
@@ -346,7 +372,7 @@ def _compare_the_world() -> None:
         return
     rank, world = others[0]
     file = os.environ["TRAINWORKS_RUNTIME_DIRECTORY"] + "/other-world"
-    # Once on each host.
+    # Only one process of a host can make the file.
     os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     sys.stderr.write(
         f"trainworks: warning: this process is rank {rank} of WORLD_SIZE={world}, and the job has"
@@ -357,6 +383,10 @@ def _compare_the_world() -> None:
 
 
 def _import_the_next() -> None:
+    """Import the next ``sitecustomize`` on the path, which this file hides.
+
+    Raises the errors of that file, as Python would without this one.
+    """
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
     search_path = sys.path[:]
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]  # noqa: PTH100

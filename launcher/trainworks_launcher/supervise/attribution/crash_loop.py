@@ -1,13 +1,13 @@
-"""When restarts lead nowhere: every host tells the leader how many of its
-rounds in a row got no step further.
+"""Detect a crash loop: restarts of the ranks by torchrun that lead nowhere.
 
-On the leader a round got further also if the job ended in another way than in the round before:
-another exception, or the same one in another place (``Outcome.kind_of_failure``).
+Every host counts how many of its last restarts, in a row, followed an attempt without progress,
+and sends that number to the leader. ``processes.attempts`` says what progress is on one host. On
+the leader an attempt made progress also if it failed in another way than the attempt before:
+another exception, or the same exception in another place (``Outcome.kind_of_failure``).
 
-The leader ends the job when no host that has had a restart got further in
-``names.FRUITLESS_RESTARTS`` rounds in a row: progress is mostly printed on one host, and saved on
-one. A host that has not told yet of the last round holds the end up, and one that was lost begins
-the count anew. What counts as a step further: ``processes.attempts``.
+The leader ends the job when the smallest number of all hosts that have had a restart reaches
+``names.FRUITLESS_RESTARTS``: progress is mostly printed on one host, and saved on one. A host that
+has not yet sent its number for the last restart delays the end. A lost host resets all numbers.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from trainworks_launcher.contract.json_values import Json, number
 from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome, exit_status
 
 MESSAGE = "fruitless"
-"""The kind of the message to the leader: ``rounds`` in a row without a step further."""
+"""The kind of a worker's message to the leader. Its field ``rounds``: restarts in a row without
+progress.
+"""
 
 
 class Handlers(NamedTuple):
     """The supervisor's handlers for what the count leads to.
 
     Attributes:
-        tell: Tells the leader of this host's count.
-        end: Ends the job.
+        tell: Sends this host's number to the leader.
+        end: Ends the job with an outcome.
         log: Prints a line.
-        known: Returns the first failure that some host has told of since the last round of this
-            one; None for none.
+        known: Returns the first failure that a host has reported since the last restart of this
+            host; None for none.
     """
 
     tell: Callable[[int], None]
@@ -40,54 +42,78 @@ class Handlers(NamedTuple):
 
 
 class CrashLoop:
-    """The count of one host, and on the leader those of all."""
+    """The number of fruitless restarts of one host, and on the leader those of all hosts."""
 
     def __init__(self, host: str, leads: bool, handlers: Handlers) -> None:
-        """No restart has come yet.
+        """Begin before the first restart.
 
         Args:
             host: This launcher's name on the control channel.
-            leads: Whether it decides.
+            leads: Whether this host is the leader, which decides.
             handlers: The supervisor's handlers.
         """
         self._host = host
-        self._leads = leads
+        self._is_leader = leads
         self._handlers = handlers
-        self._own = 0
-        self._counts: dict[str, int] = {}
-        self._last: Outcome | None = None
-        self._kind = ""
+        self._fruitless_restarts = 0
+        self._restarts_by_host: dict[str, int] = {}  # on the leader alone
+        self._last_failure: Outcome | None = None
+        self._last_kind = ""
 
-    def judged(self, further: bool, failure: Outcome | None) -> None:
-        """A round of this host is over. further: it got a step further.
-        failure: why, as far as that is known here.
+    def count_restart(self, further: bool, failure: Outcome | None) -> None:
+        """Count a restart of this host's ranks; on a worker, send the number to the leader.
+
+        On the leader this may print a line or end the job.
+
+        Args:
+            further: Whether the attempt before the restart made progress on this host.
+            failure: The end of that attempt; None if this host does not know it.
         """
         kind = failure.kind_of_failure if failure is not None else ""
-        if self._leads and kind:
-            further = further or bool(self._kind and kind != self._kind)
-            self._kind = kind
-        self._own = 0 if further else self._own + 1
-        self._last = failure or self._last
-        if self._leads:
-            self._count(self._host, self._own)
+        if self._is_leader and kind:
+            # The first failure has none to differ from.
+            is_new_kind = self._last_kind not in ("", kind)
+            further = further or is_new_kind
+            self._last_kind = kind
+        if further:
+            self._fruitless_restarts = 0
         else:
-            self._handlers.tell(self._own)
+            self._fruitless_restarts += 1
+        self._last_failure = failure or self._last_failure
+        if self._is_leader:
+            self._compare_hosts(self._host, self._fruitless_restarts)
+        else:
+            self._handlers.tell(self._fruitless_restarts)
 
-    def told(self, host: str, message: Mapping[str, Json]) -> None:
-        """Another host has counted."""
-        if self._leads:
-            self._last = self._handlers.known() or self._last
-            self._count(host, number(message.get("rounds")))
+    def receive_count(self, host: str, message: Mapping[str, Json]) -> None:
+        """Take the number in a worker's message; do nothing on a worker.
+
+        This may print a line or end the job.
+
+        Args:
+            host: The worker.
+            message: For example ``{"rounds": 2}``; an unreadable number counts as 0.
+        """
+        if not self._is_leader:
+            return
+        self._last_failure = self._handlers.known() or self._last_failure
+        self._compare_hosts(host, number(message.get("rounds")))
 
     def begin_anew(self) -> None:
-        """A host is lost, and the others go on."""
-        self._own = 0
-        self._counts.clear()
+        """Reset the numbers of all hosts: a host is lost, and the others go on."""
+        self._fruitless_restarts = 0
+        self._restarts_by_host.clear()
 
-    def _count(self, host: str, rounds: int) -> None:
-        before = min(self._counts.values(), default=0)
-        self._counts[host] = rounds
-        count = min(self._counts.values())
+    def _compare_hosts(self, host: str, restarts: int) -> None:
+        """Note the number of a host, and act if that raises the smallest number of all hosts.
+
+        Below the limit a line is printed. At the limit the job ends with the last failure, whose
+        cause then begins with ``N restarts in a row without a step further``.
+        """
+        before = min(self._restarts_by_host.values(), default=0)
+        self._restarts_by_host[host] = restarts
+        count = min(self._restarts_by_host.values())
+        # Each number is told once, when the last host has reached it.
         if count <= before:
             return
         limit = names.FRUITLESS_RESTARTS
@@ -96,8 +122,10 @@ class CrashLoop:
                 f"the last restart got no step further ({count} in a row; {limit} end the job)"
             )
             return
-        sentence = f"{limit} restarts in a row without a step further"
-        last = self._last or Outcome(FAILED, 1, self._host)
-        status = exit_status(last.status) or 1
-        why = f"{sentence}: {last.cause}" if last.cause else sentence
-        self._handlers.end(last._replace(kind=FAILED, status=status, cause=why))
+        cause = f"{limit} restarts in a row without a step further"
+        last_failure = self._last_failure or Outcome(FAILED, 1, self._host)
+        if last_failure.cause:
+            cause += f": {last_failure.cause}"
+        # A failure that another host reported may have no status yet.
+        status = exit_status(last_failure.status) or 1
+        self._handlers.end(last_failure._replace(kind=FAILED, status=status, cause=cause))

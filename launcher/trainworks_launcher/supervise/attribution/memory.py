@@ -9,18 +9,23 @@ from trainworks_launcher.environment.cgroups import groups
 
 
 def oom_kills(membership: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int | None:
-    """Return how many processes of this control group were killed so far for lack of memory.
+    """Count the processes of this control group that the kernel has killed for lack of memory.
 
-    None if that is not known.
+    Source: ``oom_kill`` in memory.events (version 2) or memory.oom_control (version 1, Linux 4.13
+    and newer).
 
-    Source: ``oom_kill`` in memory.events (version 2) or memory.oom_control
-    (version 1, Linux 4.13 and newer).
+    Args:
+        membership: File with the groups of this process.
+        root: Where the groups are mounted.
+
+    Returns:
+        The number since the group began; None if the kernel has no such counter.
     """
     for directory, version in groups("memory", membership, root):
-        rows = text_of(
-            f"{directory}/{'memory.events' if version == 2 else 'memory.oom_control'}"
-        ).splitlines()
-        for name, _, count in (row.partition(" ") for row in rows):
+        file = "memory.events" if version == 2 else "memory.oom_control"
+        # A line of the file, for example: oom_kill 3
+        for line in text_of(f"{directory}/{file}").splitlines():
+            name, _, count = line.partition(" ")
             if name == "oom_kill" and count.isdecimal():
                 return int(count)
     return None
@@ -32,7 +37,7 @@ def highest_bytes(
     *,
     contained: bool = True,
 ) -> int | None:
-    """Return the most that this control group has used since it began, with the page cache.
+    """Read the peak memory of this control group since it began, with the page cache.
 
     Source: memory.peak (version 2, Linux 5.19) or memory.max_usage_in_bytes (version 1).
 
@@ -46,13 +51,16 @@ def highest_bytes(
         only one with a release_agent), or one with processes of others, such as a login session's.
     """
     for directory, version in groups("memory", membership, root):
+        # Only the root group has this file: its figure is that of the whole machine.
         if os.path.exists(f"{directory}/release_agent"):  # noqa: PTH110
             return None
         file = "memory.peak" if version == 2 else "memory.max_usage_in_bytes"
-        said = text_of(f"{directory}/{file}").strip()
-        if said.isdecimal():
-            is_own = contained or _has_only_this_process(directory)
-            return int(said) if is_own else None
+        peak = text_of(f"{directory}/{file}").strip()
+        if not peak.isdecimal():
+            continue
+        if not contained and not _has_only_this_process(directory):
+            return None
+        return int(peak)
     return None
 
 

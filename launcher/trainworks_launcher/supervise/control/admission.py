@@ -27,7 +27,7 @@ from trainworks_launcher.supervise.control.rivals import KIND as RIVAL
 from trainworks_launcher.supervise.event_loop import READ, Loop
 
 _ACCEPTS = 32
-"""Connections accepted in one turn of the loop."""
+"""Connections accepted in one turn of the loop: the loop has other work, too."""
 
 _OTHER_DESCRIPTORS = 256
 """Open files of the launcher besides connections of the control channel; most are pipes of ranks.
@@ -80,7 +80,13 @@ class Admission:
         return self._server is not None
 
     def open(self, port: int) -> None:
-        """Listen. Raises RefusalError if the port is taken."""
+        """Listen on the control port, and accept connections in the loop.
+
+        May raise this process's limit of open files.
+
+        Raises:
+            RefusalError: The port is taken.
+        """
         _allow_descriptors(2 * (self._hosts.count + 1) + ROOM + _OTHER_DESCRIPTORS)
         try:
             self._server = listen(port)
@@ -91,14 +97,17 @@ class Admission:
         self._loop.watch(self._server, READ, self._accept)
 
     def describe_strangers(self) -> str:
-        """Describe the connections that did not join, for a sentence; "" for none."""
+        """Describe the connections that did not join, as a clause for people; "" for none.
+
+        For example ``connections from 10.0.0.9, which did not join, have come``.
+        """
         addresses = self._strangers.named()
         if not addresses:
             return ""
         return f"connections from {', '.join(addresses)}, which did not join, have come"
 
     def sweep(self) -> None:
-        """Close the connections that are too old to join."""
+        """Close the connections that have not joined in time."""
         self._strangers.sweep()
 
     def close(self) -> None:
@@ -111,7 +120,9 @@ class Admission:
             self._server = None
 
     def _accept(self, _: int) -> None:
+        """Accept the connections that wait at the port, as pending ones."""
         for _turn in range(_ACCEPTS):
+            # A connection that is dropped below may end the job, which closes the port.
             if self._server is None:
                 return
             try:
@@ -128,28 +139,28 @@ class Admission:
                     self._loop, opened, self._message, self._strangers.drop, STRANGERS_MESSAGE_LIMIT
                 )
             except OSError:
+                # The other end has gone.
                 opened.close()
                 continue
             self._strangers.add(connection)
 
     def _message(self, connection: Connection, message: Message) -> None:
+        """Handle a message of a connection that has not joined.
+
+        The order of a join: the host sends ``join``, the leader ``challenge``, the host ``answer``
+        with its proof, the leader ``welcome`` or ``refused``. A host that does not believe the
+        leader's proof sends ``refused``. A message that is not expected ends the connection.
+        """
         kind = message.get("type")
-        # Each challenge is for one answer.
+        # Each challenge is for one answer, so that a proof cannot be tried twice.
         transcript, connection.transcript = connection.transcript, None
-        joined = self._hosts.joined.get(text(message.get("host")))
         if kind == "join" and transcript is None:
             self._challenge(connection, message)
         elif kind == "answer" and transcript is not None:
-            if handshake.is_proof(self._secret, WORKER, transcript, message.get("proof")):
-                connection.use_seal(Seal(handshake.make_key(self._secret, transcript), LEADER))
-                self._proved(connection, transcript)
-            else:
-                self._refuse(connection, transcript.host, _OTHER_SECRET)
+            self._check_proof(connection, transcript, message)
         elif kind == "refused" and transcript is not None:
             self._refuse(connection, transcript.host, _OTHER_SECRET)
-        elif (
-            kind == "probe" and joined is not None and keepalive.answer(joined, connection, message)
-        ):
+        elif kind == "probe" and self._answer_probe(connection, message):
             self._strangers.remove(connection)
             connection.close()
         elif kind == RIVAL and self.rival(connection, message):
@@ -159,8 +170,35 @@ class Admission:
         else:
             self._strangers.drop(connection, "it is not one of the job's hosts")
 
+    def _answer_probe(self, connection: Connection, message: Message) -> bool:
+        """Answer the probe of a host that has joined on another connection.
+
+        Return whether that was done: False for an unknown host, and for a wrong proof.
+        """
+        joined = self._hosts.joined.get(text(message.get("host")))
+        return joined is not None and keepalive.answer(joined, connection, message)
+
+    def _check_proof(
+        self, connection: Connection, transcript: handshake.Transcript, message: Message
+    ) -> None:
+        """Admit a host whose proof is right, and authenticate its messages; else refuse it."""
+        if not handshake.is_proof(self._secret, WORKER, transcript, message.get("proof")):
+            self._refuse(connection, transcript.host, _OTHER_SECRET)
+            return
+        connection.use_seal(Seal(handshake.make_key(self._secret, transcript), LEADER))
+        self._admit(connection, transcript.host)
+
     def _challenge(self, connection: Connection, message: Message) -> None:
-        """Check a request to join; ask the host for its proof, and show the leader's."""
+        """Check a request to join; ask the host for its proof, and send the leader's.
+
+        A request from another job, with another version of the launcher, without the secret, or
+        for a host that has joined, is refused. A request of a host with an unknown name is dropped
+        without an answer.
+
+        Args:
+            connection: Gets the transcript of the join, which the answer must prove.
+            message: The request, with ``host``, ``nonce``, ``job``, ``protocol`` and ``secret``.
+        """
         host = text(message.get("host"))
         nonce = handshake.read_nonce(message.get("nonce"))
         different = identity.differences(self._job, message.get("job"))
@@ -171,6 +209,7 @@ class Admission:
             self._refuse(
                 connection, host, f"it runs another version of the launcher: {OTHER_LAUNCHER}"
             )
+            # With a secret the claim is worth nothing: this host has proved nothing yet.
             if not self._secret:
                 self.other_launcher(host)
         elif different or not nonce:
@@ -197,9 +236,12 @@ class Admission:
                 protocol=PROTOCOL,
             )
 
-    def _proved(self, connection: Connection, transcript: handshake.Transcript) -> None:
-        """Admit a host that has proved that it is of this job."""
-        host = transcript.host
+    def _admit(self, connection: Connection, host: str) -> None:
+        """Admit a host that has proved to be of this job, and send ``welcome``.
+
+        A host without which the job goes on gets the end of its part instead. A host that has
+        joined meanwhile is refused.
+        """
         if host in self._hosts.without:
             connection.send("finish", **outcome_fields(self._hosts.dismissal(host)))
             self._strangers.drop(connection, f"{host} came back after it was lost")
@@ -216,19 +258,28 @@ class Admission:
         self._let_in(connection)
 
     def _refuse(self, connection: Connection, host: str, reason: str) -> None:
-        """Drop a connection that claims to be this host, and send the reason."""
+        """Send ``refused`` with the reason, note the reason, and drop the connection.
+
+        Args:
+            connection: The connection.
+            host: The host that it claims to be.
+            reason: End of a sentence about the host, for example ``it has already joined``.
+        """
         self.refused[host] = reason
         connection.send("refused", reason=reason)
         self._strangers.drop(connection, f"as {host}, {reason}")
 
 
 def _allow_descriptors(count: int) -> None:
-    """Raise this process's own limit of open files if it is too low for the job's connections.
+    """Raise this process's limit of open files if it is lower than a number.
 
-    A sufficient limit stays as it is, because child processes inherit it.
+    A sufficient limit stays as it is, because child processes inherit it. The limit is raised as
+    far as the hard limit allows; an error of the kernel is ignored.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if not 0 <= soft < count:
+    # A negative limit (RLIM_INFINITY) is none.
+    is_too_low = 0 <= soft < count
+    if not is_too_low:
         return
     limit = count if hard < 0 else min(count, hard)
     with contextlib.suppress(OSError, ValueError):

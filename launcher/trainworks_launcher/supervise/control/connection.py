@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from trainworks_launcher.supervise.control.message_authentication import Seal
 
 _SHORTEST_INTERVAL = 0.01
+"""Seconds."""
+
 _HEARTBEATS_PER_LIMIT = 6
 _READ_BYTES = 16384
 
@@ -30,7 +32,23 @@ def heartbeat_interval(limit: float) -> float:
 
 
 class Connection:
-    """One end of a TCP connection on the loop: sends and receives messages, and notices silence."""
+    """One end of a TCP connection on the loop: sends and receives messages, and notices silence.
+
+    Attributes:
+        open: Whether the connection is neither closed nor lost.
+        host: The host at the other end; ``""`` before ``trust``.
+        transcript: The join that the other end has to prove; None outside of a handshake.
+        seal: Authenticates each message; None before ``use_seal``.
+        probe_count: Number of probes beside this connection, see ``keepalive``.
+        is_foreign: Whether the other end has sent something that is not a message.
+        family: Address family of the socket.
+        peer_address: Socket address of the other end.
+        address: Address of the other end as text, for example ``10.0.0.2``.
+        local_address: Address of this end as text.
+        opened: When the connection was made. This and the next two: seconds of the monotonic clock.
+        heard_at: When the other end was last heard, on any connection.
+        spoke_at: When the other end last spoke on this connection.
+    """
 
     def __init__(
         self,
@@ -54,15 +72,14 @@ class Connection:
             OSError: The socket is no longer connected.
         """
         self.host = ""
-        self.transcript: Transcript | None = None  # the join that the other end has to prove
+        self.transcript: Transcript | None = None
         self.seal: Seal | None = None
-        self.probe_count = 0  # probes beside this connection, see ``keepalive``
-        self.is_foreign = False  # the other end is another program than the launcher
+        self.probe_count = 0
+        self.is_foreign = False
         self.family = opened.family
         self.peer_address: tuple[Any, ...] = opened.getpeername()
         self.address = _without_ipv6_form(str(self.peer_address[0]))
         self.local_address = _without_ipv6_form(str(opened.getsockname()[0]))
-        # The other end was heard on any connection, and spoke on this one.
         self.opened = self.heard_at = self.spoke_at = time.monotonic()
         self._loop = loop
         self._socket = opened
@@ -70,18 +87,19 @@ class Connection:
         self._outgoing = b""
         self._on_message = on_message
         self._on_lost = on_lost
-        self._watched = READ
+        self._watched_events = READ
         self.open = True
         opened.setblocking(False)
+        # A message is small, and must not wait for a next one (Nagle's algorithm).
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         loop.watch(opened, READ, self._ready)
 
     def use_seal(self, seal: Seal) -> None:
-        """Use a seal for every message in both directions from now on."""
+        """Authenticate every message from now on, in both directions."""
         self.seal = self._decoder.seal = seal
 
     def trust(self, host: str) -> None:
-        """Accept the other end as this host of the job."""
+        """Note that the other end is this host of the job; allow it messages of full length."""
         self.host = host
         self._decoder.limit = MESSAGE_LIMIT
 
@@ -95,13 +113,22 @@ class Connection:
         self._on_lost = on_lost
 
     def send(self, kind: str, **fields: Json) -> None:
-        """Queue a message and write what the kernel takes now."""
-        if self.open:
-            line = json.dumps({"type": kind, **fields}).encode()
-            if self.seal is not None:
-                line = self.seal.closed(line)
-            self._outgoing += line + b"\n"
-            self._write()
+        """Send a message without blocking; do nothing on a closed connection.
+
+        What the kernel does not take now is sent later, from the loop. The connection may be lost
+        in this call: then ``on_lost`` is called before the call returns.
+
+        Args:
+            kind: Type of the message, for example ``welcome``.
+            fields: Its other fields.
+        """
+        if not self.open:
+            return
+        line = json.dumps({"type": kind, **fields}).encode()
+        if self.seal is not None:
+            line = self.seal.closed(line)
+        self._outgoing += line + b"\n"
+        self._write()
 
     def close(self) -> None:
         """Close without a message; the kernel still delivers earlier ones."""
@@ -111,12 +138,16 @@ class Connection:
             self._socket.close()
 
     def silence(self, limit: float) -> float:
-        """Return the seconds since the other end was heard, if they exceed the limit, else 0.
+        """Return the seconds since the other end was heard; 0 if they are within the limit.
 
-        First reads data that has come meanwhile, because this host itself may have been paused.
-        0 too if the connection is lost in that read.
+        Before it returns more than 0, it reads the data that has come, and calls ``on_message`` or
+        ``on_lost``. The result is 0 if the connection is lost in that read.
+
+        Args:
+            limit: Seconds.
         """
         if time.monotonic() - self.heard_at > limit:
+            # This host itself may have been paused, while data came.
             self._read()
         silent = time.monotonic() - self.heard_at
         if not self.open or silent <= limit:
@@ -124,30 +155,46 @@ class Connection:
         return silent
 
     def is_lost(self, limit: float) -> float:
-        """Return the seconds of silence if the other end is lost, else 0.
+        """Return the seconds of silence if the other end is lost; 0 if it is not.
 
-        The limit begins at the heartbeat that did not come, so a shorter outage never ends a job.
+        Reads and calls handlers as ``silence`` does.
+
+        Args:
+            limit: Heartbeat limit in seconds.
         """
+        # The limit begins at the heartbeat that did not come: an outage within the limit ends no
+        # job.
         return self.silence(limit + heartbeat_interval(limit))
 
     def next_look(self, limit: float) -> float:
-        """Return the seconds to the next heartbeat, or to the limit if that comes first."""
+        """Return the seconds to the next heartbeat, or to the end of the limit if that is sooner.
+
+        Args:
+            limit: Heartbeat limit in seconds.
+        """
         interval = heartbeat_interval(limit)
         left = limit + interval - (time.monotonic() - self.heard_at)
         return min(interval, max(_SHORTEST_INTERVAL, left))
 
     def _lose(self, reason: str) -> None:
+        """Close the connection and call ``on_lost`` with the reason, unless it is closed."""
         if self.open:
             self.close()
             self._on_lost(self, reason)
 
     def _ready(self, events: int) -> None:
+        """Write and read as the loop's events say."""
         if events & WRITE:
             self._write()
+        # The connection may have been lost in the write.
         if events & READ and self.open:
             self._read()
 
     def _write(self) -> None:
+        """Write what the kernel takes now, and let the loop call again for the rest.
+
+        The connection is lost if the kernel reports an error.
+        """
         try:
             while self._outgoing:
                 self._outgoing = self._outgoing[self._socket.send(self._outgoing) :]
@@ -156,12 +203,19 @@ class Connection:
         except OSError as error:
             self._lose(f"connection lost: {error.strerror or error}")
             return
+        # A socket can nearly always be written: to watch for that without need would keep the loop
+        # awake.
         events = READ | WRITE if self._outgoing else READ
-        if events != self._watched:
-            self._watched = events
+        if events != self._watched_events:
+            self._watched_events = events
             self._loop.watch(self._socket, events, self._ready)
 
     def _read(self) -> None:
+        """Read the bytes that have come, and call ``on_message`` for each complete message.
+
+        The connection is lost at its end, at an error of the kernel, and at bytes that are not a
+        message.
+        """
         try:
             data = self._socket.recv(_READ_BYTES)
         except BlockingIOError:
@@ -182,12 +236,17 @@ class Connection:
         if messages or self.seal is None:
             self.heard_at = self.spoke_at = time.monotonic()
         for message in messages:
+            # The handler of an earlier message may have closed the connection.
             if self.open:
                 self._on_message(self, message)
 
 
 class Attempt:
-    """A try to connect, without waiting for the result."""
+    """An attempt to connect that does not block.
+
+    Attributes:
+        running: Whether the attempt has neither ended nor been cancelled.
+    """
 
     def __init__(
         self,
@@ -197,13 +256,13 @@ class Attempt:
         seconds: float,
         done: Callable[[socket.socket | None, str], None],
     ) -> None:
-        """Begin.
+        """Begin to connect. Errors go to ``done``, none is raised.
 
         Args:
             loop: The loop of the run.
             family: Address family.
             address: Socket address, as ``socket.getaddrinfo`` returns it for the family.
-            seconds: Limit of the try.
+            seconds: Limit of the attempt.
             done: Called once with the connected socket, or with None and the reason; not after
                 ``cancel``.
         """
@@ -216,55 +275,82 @@ class Attempt:
             opened.setblocking(False)
             opened.connect(address)
         except BlockingIOError:
+            # The usual case: the kernel connects in the background.
             pass
         except OSError as error:
             reason = str(error.strerror or error)
-            loop.after(0.0, lambda: self._end(reason))
+            # Not at once, because the caller has no object to cancel yet.
+            loop.after(0.0, lambda: self._fail(reason))
             return
-        loop.watch(opened, WRITE, lambda _: self._answered())
-        loop.after(seconds, lambda: self._end("it does not answer"))
+        loop.watch(opened, WRITE, lambda _: self._finish())
+        loop.after(seconds, lambda: self._fail("it does not answer"))
 
     def cancel(self) -> None:
-        """End the try without a result."""
+        """End the attempt and close the socket; ``done`` is not called."""
         self.running = False
         if self._socket is not None:
             self._loop.unwatch(self._socket)
             self._socket.close()
             self._socket = None
 
-    def _end(self, reason: str) -> None:
+    def _fail(self, reason: str) -> None:
+        """Close the socket and call ``done`` with the reason, unless the attempt has ended."""
         if self.running:
             self.cancel()
             self._done(None, reason)
 
-    def _answered(self) -> None:
+    def _finish(self) -> None:
+        """Take the kernel's result of the connect, and call ``done`` with it.
+
+        A connected socket is no longer this object's.
+        """
         opened = self._socket
         if opened is None:
             return
+        # A socket that did not connect is ready for writing, too. The error is in an option.
         code = opened.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
-            self._end(os.strerror(code))
+            self._fail(os.strerror(code))
             return
         self._loop.unwatch(opened)
-        self.running, self._socket = False, None
+        self.running = False
+        self._socket = None
         self._done(opened, "")
 
 
+_REASON_CHARACTERS = 100
+
+
 def one_reason(error: ValueError) -> str:
-    """Describe why bytes are not a message, without the bytes themselves."""
+    """Describe why bytes are not a message, without the bytes themselves.
+
+    Args:
+        error: From ``Decoder.feed``.
+
+    Returns:
+        For example ``a message is too long``; at most 100 characters.
+    """
     if isinstance(error, UnicodeDecodeError):
         return "it is not text"
-    return str(error)[:100]
+    return str(error)[:_REASON_CHARACTERS]
 
 
 def listen(port: int) -> socket.socket:
     """Listen on every address of this host, IPv6 and IPv4 if the kernel has both.
 
-    Raises OSError if the port is taken.
+    Args:
+        port: The TCP port; 0 for a free one.
+
+    Returns:
+        The listening socket, which does not block.
+
+    Raises:
+        OSError: The port is taken.
     """
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     opened = socket.socket(family, socket.SOCK_STREAM)
     try:
+        # Connections of an earlier launcher on this port may still be in TIME_WAIT.
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)

@@ -22,16 +22,16 @@ class HostOutcomes:
         return len(self._by_host)
 
     def note(self, host: str, outcome: Outcome) -> None:
-        """Note the outcome of a host's command.
+        """Note the outcome of a host's command, if the host has none yet or a success.
 
-        The first one counts, but a failure replaces a success: a server beside the command may
-        still fail after the command has ended well.
+        A failure replaces a success: a server beside the command may still fail after the command
+        has ended well. Nothing replaces a failure.
         """
         if host not in self._by_host or self._by_host[host].kind == SUCCEEDED:
             self.replace(host, outcome)
 
     def replace(self, host: str, outcome: Outcome) -> None:
-        """Note an outcome that replaces the host's earlier one."""
+        """Note an outcome in place of the host's earlier one."""
         self._by_host[host] = outcome
         if outcome.kind != SUCCEEDED:
             self._failures[host] = outcome
@@ -42,9 +42,9 @@ class HostOutcomes:
         self._failures.pop(host, None)
 
     def failure(self) -> Outcome | None:
-        """Return the outcome of the host that failed first; None without a failure.
+        """Return the outcome that came first and is not a success; None without one.
 
-        A failure that only reports the loss of another host gives way to any other.
+        A failure that only reports the loss of another host counts only if there is no other.
         """
         for failure in self._failures.values():
             if not tells_of_a_peer(failure):
@@ -53,15 +53,20 @@ class HostOutcomes:
 
     def include(self, hosts: Collection[str]) -> bool:
         """Return whether all of these hosts have an outcome."""
+        # The number first: most calls come before all have ended, and a job has thousands of hosts.
         return len(self._by_host) >= len(hosts) and all(host in self._by_host for host in hosts)
 
     def stopped(self, leader: str) -> Outcome:
-        """Return the outcome of a stopped job: its status is the first one that is not 0."""
-        first = Outcome(
-            STOPPED, 0, leader, "stopped by a signal; every process ended with status 0"
-        )
+        """Return the outcome of a stopped job.
+
+        It is the first outcome with a status other than 0, as a stop; else one of the leader with
+        status 0.
+
+        Args:
+            leader: Name of the leader.
+        """
         for outcome in self._failures.values():
             if outcome.status:
-                first = outcome
-                break
-        return first._replace(kind=STOPPED)
+                return outcome._replace(kind=STOPPED)
+        cause = "stopped by a signal; every process ended with status 0"
+        return Outcome(STOPPED, 0, leader, cause)

@@ -57,8 +57,9 @@ class Transcript(NamedTuple):
 
 
 def make_nonce() -> str:
-    """Return a fresh nonce."""
-    return os.urandom(32).hex()  # as secrets.token_hex, which loads more modules than all of this
+    """Return a fresh nonce: 64 hexadecimal digits."""
+    # As secrets.token_hex, which loads more modules than all of this file.
+    return os.urandom(32).hex()
 
 
 def read_nonce(value: Json) -> str:
@@ -69,7 +70,16 @@ def read_nonce(value: Json) -> str:
 
 
 def make_proof(secret: str, side: str, transcript: Transcript) -> str:
-    """Return the proof that ``side`` knows the secret, for this transcript only."""
+    """Return the proof that a side knows the secret, for this transcript only.
+
+    Args:
+        secret: The job's secret; ``""`` for none.
+        side: ``LEADER`` or ``WORKER``: a proof of one side is none of the other.
+        transcript: The values of the join.
+
+    Returns:
+        64 hexadecimal digits.
+    """
     message = json.dumps([side, *transcript]).encode()
     return hmac.new(secret.encode("utf-8", "surrogateescape"), message, hashlib.sha256).hexdigest()
 
@@ -79,8 +89,10 @@ def make_key(secret: str, transcript: Transcript) -> bytes:
     return bytes.fromhex(make_proof(secret, "key", transcript))
 
 
-def is_proof(secret: str, side: str, transcript: Transcript, shown: Json) -> bool:
-    """Return whether ``shown`` is that proof; takes the same time for every wrong one."""
-    return hmac.compare_digest(
-        make_proof(secret, side, transcript).encode(), text(shown).encode("utf-8", "replace")
-    )
+def is_proof(secret: str, side: str, transcript: Transcript, received: Json) -> bool:
+    """Return whether a value from the other end is the proof that ``make_proof`` returns.
+
+    Takes the same time for every wrong value, so that it cannot be guessed digit by digit.
+    """
+    expected = make_proof(secret, side, transcript).encode()
+    return hmac.compare_digest(expected, text(received).encode("utf-8", "replace"))

@@ -22,12 +22,16 @@ class Hosts:
     """
 
     def __init__(self, others: Sequence[str]) -> None:
-        """Start with no host joined. others: in the job's order."""
+        """Start with no host joined.
+
+        Args:
+            others: All hosts but the leader, in the job's order.
+        """
         self.joined: dict[str, Connection] = {}
         self.without: dict[str, str] = {}
         self._others = dict.fromkeys(others)
         self._ready: set[str] = set()  # the leader may be one of them
-        self._came: set[str] = set()
+        self._came: set[str] = set()  # joined at some time
         self._byes: set[str] = set()
 
     def __contains__(self, host: str) -> bool:
@@ -44,7 +48,7 @@ class Hosts:
         return tuple(host for host in self._others if host not in self.without)
 
     def let_in(self, host: str, connection: Connection) -> None:
-        """Note that a host has joined."""
+        """Note that a host has joined, with its connection."""
         self.joined[host] = connection
         self._came.add(host)
 
@@ -78,21 +82,24 @@ class Hosts:
         return self._came.issuperset(self.names())
 
     def have_left(self) -> bool:
-        """Return whether every connected host has said goodbye."""
+        """Return whether every connected host has said goodbye; True if none is connected."""
         for host, connection in self.joined.items():
             if connection.open and host not in self._byes:
                 return False
         return True
 
     def missing(self) -> list[str]:
-        """Return the hosts that have not joined."""
+        """Return the hosts that have not joined, in the job's order, without given-up ones."""
         return [host for host in self.names() if host not in self.joined]
 
     def unprepared(self) -> list[str]:
-        """Return the hosts that are not prepared."""
+        """Return the hosts that are not prepared, in the job's order, without given-up ones."""
         return [host for host in self.names() if host not in self._ready]
 
     def dismissal(self, host: str) -> Outcome:
-        """Return the outcome for a host without which the job goes on."""
+        """Return the outcome for a host without which the job goes on: a failure of that host.
+
+        Raises KeyError for a host that is not in ``without``.
+        """
         cause = f"{self.without[host]}; the job goes on without it"
         return Outcome(FAILED, names.EXIT_HOSTS, host, cause)

@@ -44,7 +44,10 @@ def identity_of(environment: Environment, control: Control, mode: str) -> dict[s
 
 
 def _parts_of(environment: Environment, control: Control, mode: str) -> dict[str, Json]:
-    """Return the parts of a job's identity; parts that this host lacks are left out."""
+    """Return the parts of a job's identity: name for people -> value.
+
+    Parts that this host lacks (``_MAYBE_UNKNOWN``) are left out.
+    """
     reserved = environment.reserved
     program = entry_point.program_name(environment.variables, reserved)
     command_line = environment.invocation.program
@@ -74,7 +77,7 @@ def _parts_of(environment: Environment, control: Control, mode: str) -> dict[str
 
 
 def as_text(identity: Mapping[str, Json]) -> str:
-    """Write an identity as one text, for a proof."""
+    """Return an identity as one text for a proof, the same for equal identities."""
     return json.dumps(dict(identity), sort_keys=True)
 
 
@@ -85,6 +88,7 @@ def differences(ours: Mapping[str, Json], theirs: Json) -> str:
     """
     received = mapping(theirs)
     if not received:
+        # An older launcher sends something else.
         return "launcher version"
     different = []
     for part, digest in ours.items():

@@ -22,7 +22,7 @@ from trainworks_launcher.supervise.control.messages import STRANGERS_MESSAGE_LIM
 from trainworks_launcher.supervise.event_loop import Loop
 
 TRY_SECONDS = 0.3
-"""Between two probes without an answer; longer than a connection takes anywhere in a cluster."""
+"""Seconds between two probes without an answer; a connection takes less anywhere in a cluster."""
 
 
 class Prober:
@@ -41,72 +41,96 @@ class Prober:
         self._host = host
         self._silent = silent
         self._limit = limit
-        self._running = False
-        self._unheard = 0.0
+        self._is_running = False
+        self._unheard_seconds = 0.0
         self._answered_at = 0.0
         self._attempt: Attempt | None = None
         self._connection: Connection | None = None
 
     def look(self, unheard: float | None = None) -> None:
-        """Begin to send probes if the connection has been silent for too long.
+        """Begin to send probes if the connection has been silent for half of the limit.
 
         Args:
             unheard: Seconds for which the leader has not heard this host on the connection, if
-                the leader has just sent them.
+                the leader has just sent them; None keeps the earlier value.
         """
-        self._unheard = self._unheard if unheard is None else unheard
-        if not self._running and self._is_silent():
-            self._running = True
-            self._ask()
+        if unheard is not None:
+            self._unheard_seconds = unheard
+        if not self._is_running and self._is_silent():
+            self._is_running = True
+            self._send_probes()
 
     def close(self) -> None:
-        """Send no more probes."""
+        """Close the connection of the last probe; the job's own connection stays open."""
         if self._attempt is not None:
             self._attempt.cancel()
         if self._connection is not None:
             self._connection.close()
 
     def _is_silent(self) -> bool:
-        silent = max(time.monotonic() - self._silent.spoke_at, self._unheard)
-        return self._silent.open and silent > self._limit / 2
+        """Return whether one of the two directions was silent for more than half of the limit.
 
-    def _ask(self) -> None:
-        self._running = self._is_silent()
-        if not self._running:
+        False for a closed connection.
+        """
+        unheard_here = time.monotonic() - self._silent.spoke_at
+        silent_seconds = max(unheard_here, self._unheard_seconds)
+        return self._silent.open and silent_seconds > self._limit / 2
+
+    def _send_probes(self) -> None:
+        """Connect for a probe every ``TRY_SECONDS``, as long as the connection is silent.
+
+        After an answer the next probe comes a heartbeat's interval later.
+        """
+        self._is_running = self._is_silent()
+        if not self._is_running:
             self.close()
             return
         if time.monotonic() - self._answered_at >= heartbeat_interval(self._limit):
             self.close()
+            # Also if no connection is made: each number is used once.
             self._silent.probe_count += 1
-            there = self._silent.peer_address
+            leader = self._silent.peer_address
             self._attempt = Attempt(
-                self._loop, self._silent.family, there, TRY_SECONDS, self._connected
+                self._loop, self._silent.family, leader, TRY_SECONDS, self._send_probe
             )
-        self._loop.after(TRY_SECONDS, self._ask)
+        self._loop.after(TRY_SECONDS, self._send_probes)
 
-    def _connected(self, opened: socket.socket | None, _: str) -> None:
+    def _send_probe(self, opened: socket.socket | None, _: str) -> None:
+        """Send a probe on a new connection; do nothing if none was made.
+
+        Args:
+            opened: The connected socket; None after an error.
+        """
         seal, count = self._silent.seal, self._silent.probe_count
         if opened is None or seal is None:
             return
         try:
-            made = Connection(
-                self._loop, opened, self._answered, lambda *_: None, STRANGERS_MESSAGE_LIMIT
+            connection = Connection(
+                self._loop, opened, self._take_answer, lambda *_: None, STRANGERS_MESSAGE_LIMIT
             )
         except OSError:
             opened.close()
             return
-        self._connection = made
-        made.send("probe", host=self._host, count=count, proof=seal.probe(count))
+        self._connection = connection
+        connection.send("probe", host=self._host, count=count, proof=seal.probe(count))
 
-    def _answered(self, connection: Connection, message: Message) -> None:
+    def _take_answer(self, connection: Connection, message: Message) -> None:
+        """Note that the leader was heard, if the answer to a probe is right."""
         connection.close()
         if is_probe(self._silent, message, self._silent.probe_count):
             self._silent.heard_at = self._answered_at = time.monotonic()
 
 
 def is_probe(known: Connection, message: Message, at_least: int) -> bool:
-    """Return whether a message on another connection is a new probe from the peer of ``known``."""
+    """Return whether a message on another connection is a new probe from the peer of ``known``.
+
+    Args:
+        known: The connection of the job, with the key of the proof.
+        message: With ``count`` and ``proof``.
+        at_least: The least number that is new.
+    """
     count = number(message.get("count"))
+    # The number is proved as 8 bytes.
     is_new = at_least <= count < 1 << 63
     if not is_new or known.seal is None:
         return False
@@ -114,7 +138,16 @@ def is_probe(known: Connection, message: Message, at_least: int) -> bool:
 
 
 def answer(known: Connection, connection: Connection, message: Message) -> bool:
-    """Answer a worker's probe, on the leader; False if it is not that host's next one."""
+    """Answer a worker's probe, on the leader, and note that the worker was heard.
+
+    Args:
+        known: The connection on which the worker has joined.
+        connection: The connection of the probe.
+        message: The probe.
+
+    Returns:
+        False, without an answer, if it is not a new probe of that worker.
+    """
     if known.seal is None or not is_probe(known, message, known.probe_count + 1):
         return False
     known.heard_at, known.probe_count = time.monotonic(), number(message.get("count"))

@@ -27,12 +27,14 @@ from trainworks_launcher.supervise.outcome.evidence import Suspect
 from trainworks_launcher.supervise.outcome.outcome import FAILED, SUCCEEDED, Outcome
 
 _MISSING_SECONDS = (20.0, 60.0)
-"""Times at which the log names the missing hosts, in seconds. The last such line comes at the join
-limit.
+"""Seconds after the begin at which the log names the missing hosts. The last such line comes at the
+join limit.
 """
 
 _PREPARING_SECONDS = 5.0
-"""From the join of all hosts to the line in the log that some of them are still being prepared."""
+"""Seconds from the join of all hosts to the line in the log that some of them are still being
+prepared.
+"""
 
 _SHOWN_HOSTS = 10
 
@@ -72,15 +74,15 @@ class Leader:
         self._events = events
         self._phases = Phases(LEADER)
         self._hosts = Hosts(control.hosts[1:])
-        self._rivals = Rivals(loop, own, self._two_leaders)
+        self._rivals = Rivals(loop, own, self._end_for_rival)
         self._admission = Admission(loop, self._hosts, own, self._let_in, events.log)
         self._admission.rival = self._rivals.receive
-        self._admission.other_launcher = self._will_not_join
+        self._admission.other_launcher = self._limit_other_launcher
         self._with_other_launcher: set[str] = set()
         self._outcomes = HostOutcomes()
         self._outcome: Outcome | None = None
-        self._complete = 0  # how often all hosts had joined
-        self._join_deadline = 0.0
+        self._full_joins = 0  # how often all hosts had joined
+        self._join_deadline = 0.0  # monotonic clock, as ``_began``
         self._began = time.monotonic()
 
     # --- what the supervisor calls ----------------------------------------------------------------
@@ -90,14 +92,20 @@ class Leader:
         return self._phases.now
 
     def begin(self) -> None:
-        """Listen. Raises RefusalError if the port is taken."""
+        """Listen for the other hosts, and set the time limits of the joins.
+
+        Raises:
+            RefusalError: The port is taken.
+        """
         self._admission.open(self._control.port)
         self._events.log(
             f"waiting for {self._hosts.count} other host(s) on port {self._control.port}"
         )
         self._join_deadline = time.monotonic() + self._limits.join
         limit = self._limits.join
-        self._loop.after(limit, lambda: self._late(self._hosts.missing(), "did not join", limit))
+        self._loop.after(
+            limit, lambda: self._handle_late_hosts(self._hosts.missing(), "did not join", limit)
+        )
         for seconds in _MISSING_SECONDS:
             if seconds < limit:
                 self._loop.after(seconds, self.name_missing)
@@ -106,7 +114,7 @@ class Leader:
         self._events.welcome()
 
     def ready(self) -> None:
-        """Note that this host is prepared."""
+        """Note that this host is prepared; start the job if all hosts are."""
         self._ready(self._control.leader)
 
     def stopping(self) -> None:
@@ -116,23 +124,33 @@ class Leader:
             self._events.stop()
 
     def suspect(self, suspect: Suspect) -> None:
-        """Pass on that a rank of any host ended."""
+        """Give the supervisor the evidence about a rank of any host."""
         if self._phases.take("suspect"):
             self._events.suspect(suspect)
 
     def ended(self, outcome: Outcome) -> None:
-        """Note that this host's command ended, or could not start."""
+        """Note that this host's command ended, or could not start; this may end the job."""
         self._ended(self._control.leader, outcome)
 
     def tell(self, kind: str, host: str = "", **fields: Json) -> None:
-        """Send to one host, or to all others."""
+        """Send a message to one host, or to all others that have joined.
+
+        Args:
+            kind: Type of the message.
+            host: The host; ``""`` for all. A host that has not joined gets nothing.
+            fields: Other fields of the message.
+        """
         if not host:
             self._send_all(kind, **fields)
         elif host in self._hosts.joined:
             self._hosts.joined[host].send(kind, **fields)
 
     def others(self) -> Mapping[str, str]:
-        """Return the other hosts of the job, each with the address of its connection."""
+        """Return name -> address of the other hosts that the job still has.
+
+        The address is that of the host's connection, for example ``10.0.0.2``. It is ``""`` for a
+        host that has not joined, and for one on this machine.
+        """
         addresses = dict.fromkeys(self._hosts.names(), "")
         for name, connection in self._hosts.joined.items():
             # A host on this machine connects from an address that means nothing elsewhere.
@@ -146,7 +164,10 @@ class Leader:
         return None
 
     def name_missing(self) -> None:
-        """Log which hosts have not joined, and which connections came in their place."""
+        """Log which hosts have not joined, and which connections came in their place.
+
+        Nothing is logged if all have joined, or after the start.
+        """
         missing = self._hosts.missing()
         if not missing or self.phase is not LeaderPhase.GATHERING:
             return
@@ -159,19 +180,22 @@ class Leader:
         )
 
     def leave(self) -> None:
-        """Leave, when the other hosts have left or their time is over."""
+        """Wait for the goodbyes of the other hosts, bounded, then call ``events.left``.
+
+        After a failure the port stays open for hosts that have not come yet, until the join limit
+        but at most ``names.REFUSAL_LIMIT_SECONDS``: they get the outcome when they join.
+        """
         self._phases.must("leave")
         has_failed = self._outcome is not None and self._outcome.kind == FAILED
-        left = min(names.REFUSAL_LIMIT_SECONDS, self._join_deadline - time.monotonic())
-        has_late_hosts = has_failed and not self._hosts.have_come()
-        if has_late_hosts and left > 0 and self._admission.is_open:
-            # Hosts that have not joined yet get the outcome; else they would wait for the time-out.
-            self._loop.after(left, self._part)
+        seconds = min(names.REFUSAL_LIMIT_SECONDS, self._join_deadline - time.monotonic())
+        expects_hosts = has_failed and not self._hosts.have_come() and self._admission.is_open
+        if expects_hosts and seconds > 0:
+            self._loop.after(seconds, self._await_goodbyes)
         else:
-            self._part()
+            self._await_goodbyes()
 
     def close(self) -> None:
-        """Close everything at once."""
+        """Close the port and all connections at once, without messages."""
         for connection in self._hosts.joined.values():
             connection.close()
         self._rivals.close()
@@ -179,17 +203,23 @@ class Leader:
 
     # --- gathering --------------------------------------------------------------------------------
     def _let_in(self, connection: Connection) -> None:
+        """Take over the connection of a host that has joined, and send what it has missed."""
         connection.hand_over(self._message, self._lost)
         if self._outcome is not None:
             connection.send("finish", **outcome_fields(self._outcome))
         elif self.phase is LeaderPhase.STOPPING:
             connection.send("stop")
-        self._maybe_complete()
+        self._limit_preparation()
 
     def _message(self, connection: Connection, message: Message) -> None:
+        """Handle a message of a joined host; a kind that is not the leader's goes to ``events``."""
         host, kind = connection.host, text(message.get("type"))
-        if kind == "alive" or not self._hosts.is_current(connection):
-            return  # a lost host that says goodbye is not current
+        if kind == "alive":
+            # The connection itself has noted the time.
+            return
+        if not self._hosts.is_current(connection):
+            # The goodbye of a lost host, for example.
+            return
         if kind == "ready":
             self._ready(host)
         elif kind == "ended":
@@ -204,19 +234,29 @@ class Leader:
             self._events.told(host, kind, message)
 
     def _ready(self, host: str) -> None:
+        """Note that a host, or the leader, is prepared; start the job if all hosts are."""
         if self._phases.take("ready"):
             self._hosts.note_ready(host)
-            self._maybe_go()
+            self._go_if_ready()
 
     def _look_for_rivals(self) -> None:
+        """Ask the hosts that have not joined whether they lead the job, too."""
         missing = self._hosts.missing()
         if not missing or self.phase is not LeaderPhase.GATHERING:
             return
-        addresses = [self._control.address] if self._control.address else []
-        self._rivals.ask([*addresses, *missing], self._control.port)
+        hosts = list(missing)
+        if self._control.address:
+            # The settings may name another host as the leader than the list of hosts does.
+            hosts.insert(0, self._control.address)
+        self._rivals.ask(hosts, self._control.port)
 
-    def _two_leaders(self, host: str, address: str) -> None:
-        """End the job: another host leads it, too, and both would wait for each other."""
+    def _end_for_rival(self, host: str, address: str) -> None:
+        """End the job: another host leads it, too, and both would wait for each other.
+
+        Args:
+            host: Name of the other leader; ``""`` if not known.
+            address: Its address.
+        """
         if self.phase is not LeaderPhase.GATHERING:
             return
         leader = self._control.leader
@@ -228,40 +268,47 @@ class Leader:
         )
         self._finish(Outcome(FAILED, names.EXIT_HOSTS, leader, f"{cause}; {advice}"))
 
-    def _maybe_complete(self) -> None:
-        """Start the time limit of the preparation, when all hosts have joined."""
+    def _limit_preparation(self) -> None:
+        """Start the time limit of the preparation, if all hosts have joined."""
         if not self._hosts.have_joined():
             return
-        self._complete += 1
-        times = self._complete
+        self._full_joins += 1
+        full_joins = self._full_joins
         joined, limit = self._describe_joined(), self._limits.prepare
 
-        # A host that leaves and joins again starts both times anew.
+        # A host that leaves and joins again starts both times anew, so these do nothing then.
         def end_preparation() -> None:
-            if times == self._complete:
-                self._late(self._hosts.unprepared(), "were not prepared", limit)
+            if full_joins == self._full_joins:
+                self._handle_late_hosts(self._hosts.unprepared(), "were not prepared", limit)
 
         # Installing takes minutes, and looks to people like a closed port.
         def log_preparation() -> None:
-            if times == self._complete and self.phase is LeaderPhase.GATHERING:
+            if full_joins == self._full_joins and self.phase is LeaderPhase.GATHERING:
                 self._events.log(f"{joined}: waiting until they are prepared")
 
         self._loop.after(limit, end_preparation)
         self._loop.after(_PREPARING_SECONDS, log_preparation)
 
     def _describe_joined(self) -> str:
+        """Describe who has joined, for example ``2 of 2 hosts are here after 3 s``."""
         count = f"{self._hosts.count + 1} of {len(self._control.hosts)} hosts"
         return f"{count} are here after {time.monotonic() - self._began:.0f} s"
 
-    def _maybe_go(self) -> None:
-        """Start the job, when all hosts are ready."""
+    def _go_if_ready(self) -> None:
+        """Start the job on every host, if all hosts are prepared."""
         if self._hosts.are_ready() and self._phases.take("go"):
             self._events.log(f"{self._describe_joined()}: starting {self.program}")
             self._send_all("go")
             self._events.go()
 
-    def _late(self, hosts: Sequence[str], reason: str, seconds: float) -> None:
-        """Go on without late hosts if the job may, else end the job."""
+    def _handle_late_hosts(self, hosts: Sequence[str], reason: str, seconds: float) -> None:
+        """Go on without late hosts if the job may, else end the job.
+
+        Args:
+            hosts: The late hosts; nothing happens without one, or after the start.
+            reason: What they did not do, for example ``did not join``.
+            seconds: The limit that is over.
+        """
         if not hosts or not self._phases.take("late"):
             return
         words = f"{reason} within {seconds:g} s"
@@ -272,10 +319,10 @@ class Leader:
         cause = f"hosts that {words}: {shorten_list(self._with_refusals(hosts))}"
         self._finish(Outcome(FAILED, names.EXIT_HOSTS, self._control.leader, cause))
 
-    def _will_not_join(self, host: str) -> None:
-        """Give a host with another version of the launcher less time to join.
+    def _limit_other_launcher(self, host: str) -> None:
+        """Give a host with another version of the launcher ``REFUSAL_LIMIT_SECONDS`` to join.
 
-        Such a host tries again for as long as this, and then ends.
+        Such a host tries again for that long itself, and then ends.
         """
         if host in self._with_other_launcher:
             return
@@ -286,12 +333,15 @@ class Leader:
         def check() -> None:
             self._with_other_launcher.discard(host)
             if host in self._hosts.missing():
-                self._late([host], "did not join", seconds)
+                self._handle_late_hosts([host], "did not join", seconds)
 
         self._loop.after(seconds, check)
 
     def _with_refusals(self, hosts: Sequence[str]) -> list[str]:
-        """Return the hosts' names, each with the reason if it was not admitted."""
+        """Return the names of hosts, with the reason if one was not admitted.
+
+        For example ``algo-2 (refused: it has already joined)``.
+        """
         described: list[str] = []
         for host in hosts:
             if host in self._admission.refused:
@@ -301,13 +351,16 @@ class Leader:
 
     # --- losing -----------------------------------------------------------------------------------
     def _beat(self) -> None:
+        """Send a heartbeat to each host, find the silent ones, and plan the next heartbeat."""
         limit = self._limits.heartbeat
         for connection in list(self._hosts.joined.values()):
             silent = connection.is_lost(limit)
             if silent:
                 self._lost(connection, f"no message from it for {silent:.0f} s")
             else:
-                connection.send("alive", silent=round(time.monotonic() - connection.spoke_at, 1))
+                # The other end compares this with its own times: one direction may be broken.
+                silent_seconds = round(time.monotonic() - connection.spoke_at, 1)
+                connection.send("alive", silent=silent_seconds)
         self._admission.sweep()
         interval = heartbeat_interval(limit)
         for connection in self._hosts.joined.values():
@@ -316,7 +369,14 @@ class Leader:
         self._loop.after(interval, self._beat)
 
     def _lost(self, connection: Connection, reason: str) -> None:
-        """Handle a host that closed its connection, or that is silent for too long."""
+        """Handle a host that closed its connection, or that is silent for too long.
+
+        After the outcome that is its goodbye. Before the start it may join again. Else it is lost.
+
+        Args:
+            connection: Its connection.
+            reason: End of a sentence, for example ``it closed the connection``.
+        """
         host = connection.host
         if not self._hosts.is_current(connection):
             return
@@ -324,7 +384,7 @@ class Leader:
             connection.close()
             self._bye(host)
         elif self.phase is LeaderPhase.GATHERING and not connection.open:
-            # It may be a container that restarts. It gets as long as a silent host.
+            # The host may be a container that restarts. It gets as long as a silent host.
             self._forget(host)
             limit = self._limits.heartbeat
             self._events.log(
@@ -340,10 +400,18 @@ class Leader:
             self._lose(host, reason)
 
     def _may_go_on_without(self, count: int) -> bool:
-        left = self._hosts.count + 1 - count
-        return 0 < self._control.minimum_hosts <= left and self.phase is not LeaderPhase.STOPPING
+        """Return whether the job may go on with so many hosts fewer.
+
+        False for a job without a minimum of hosts, and for one that is being stopped.
+        """
+        remaining = self._hosts.count + 1 - count
+        is_elastic = self._control.minimum_hosts > 0
+        if not is_elastic or self.phase is LeaderPhase.STOPPING:
+            return False
+        return remaining >= self._control.minimum_hosts
 
     def _forget(self, host: str) -> None:
+        """Forget that a host has joined, and its outcome."""
         self._hosts.forget(host)
         self._outcomes.forget(host)
 
@@ -364,9 +432,15 @@ class Leader:
             # Its platform may have ended it. Hosts without a stop signal of their own get no more
             # time than that host had.
             self._events.told(host, NO_MORE_TIME, {})
-        self._maybe_finish()
+        self._finish_if_decided()
 
     def _go_on_without(self, host: str, reason: str) -> None:
+        """Take a host out of the job, and tell the others, whose ranks start again.
+
+        Args:
+            host: The host.
+            reason: Why it is lost, for example ``did not join within 600 s``.
+        """
         lost = f"lost host {host}: {reason}"
         connection = self._hosts.joined.get(host)
         self._hosts.without[host] = lost
@@ -381,23 +455,31 @@ class Leader:
             connection.close()
         self._send_all("without", text=message)
         if self.phase is LeaderPhase.GATHERING:
-            self._maybe_complete()
-            self._maybe_go()
+            # The missing host may have been the last one.
+            self._limit_preparation()
+            self._go_if_ready()
         elif self.phase is LeaderPhase.RUNNING:
             self._events.restart()
-            self._maybe_finish()
+            self._finish_if_decided()
 
     # --- ending -----------------------------------------------------------------------------------
     def _ended(self, host: str, outcome: Outcome) -> None:
+        """Note the end of a host's command, and finish the job if that decides the outcome."""
         if self._phases.take("ended"):
             self._outcomes.note(host, outcome)
-            self._maybe_finish()
+            self._finish_if_decided()
 
-    def _maybe_finish(self) -> None:
-        """Finish the job, when the known ends decide its outcome."""
+    def _finish_if_decided(self) -> None:
+        """Finish the job, if the known ends of hosts decide its outcome.
+
+        - A stopped job ends when every joined host has ended.
+        - A failure of one host ends the job, after all hosts were asked for evidence.
+        - Else the job succeeds when every host has ended.
+        """
         leader, failure = self._control.leader, self._outcomes.failure()
         if self.phase >= LeaderPhase.FINISHED:
-            return  # a host was lost while it was told of another one's loss
+            # A host was lost while the loss of another one was sent to it.
+            return
         if self.phase is LeaderPhase.STOPPING:
             # Every host has the grace period to save its work; the period bounds the processes.
             if self._outcomes.include((*self._hosts.joined, leader)):
@@ -408,7 +490,8 @@ class Leader:
             self._finish(Outcome(SUCCEEDED, 0, leader, ""))
 
     def _have_all_ended(self) -> bool:
-        # The counts first: they are compared at every end, and visit no host.
+        """Return whether the leader and every other host have an outcome."""
+        # The counts first: this is called at every end, and a job has thousands of hosts.
         if self._outcomes.count <= self._hosts.count:
             return False
         return self._outcomes.include((self._control.leader, *self._hosts.names()))
@@ -423,41 +506,49 @@ class Leader:
             self._finish(self._events.judge(failure))
 
     def _finish(self, outcome: Outcome) -> None:
+        """Send the job's outcome to all hosts, and give it to the supervisor."""
         self._phases.must("finish")
         self._outcome = outcome
         self._send_all("finish", **outcome_fields(outcome))
         self._events.finish(outcome)
 
     def _send_all(self, kind: str, **fields: Json) -> None:
+        """Send a message to all hosts that have joined."""
+        # A copy, because a connection that is lost in the send may leave the mapping.
         for connection in list(self._hosts.joined.values()):
             connection.send(kind, **fields)
 
     def _bye(self, host: str) -> None:
-        """Note that a host is done, or is gone after the outcome was sent."""
+        """Note that a host is done, or is gone after the outcome was sent; leave if all are."""
         if self._phases.take("bye"):
             self._hosts.note_bye(host)
             if self.phase is LeaderPhase.LINGERING and self._hosts.have_come():
-                self._part()
+                self._await_goodbyes()
             elif self.phase is LeaderPhase.LEAVING:
-                self._maybe_leave()
+                self._leave_if_alone()
 
-    def _part(self) -> None:
-        """Wait for the goodbyes of joined hosts, for a while, and no longer for late hosts."""
+    def _await_goodbyes(self) -> None:
+        """Leave when the joined hosts have said goodbye, or after ``LEAVE_LIMIT_SECONDS``.
+
+        Hosts that have not joined are no longer awaited.
+        """
         if self._phases.take("part"):
             self._loop.after(names.LEAVE_LIMIT_SECONDS, self._leave_now)
-            self._maybe_leave()
+            self._leave_if_alone()
 
-    def _maybe_leave(self) -> None:
+    def _leave_if_alone(self) -> None:
+        """Leave now, if every connected host has said goodbye."""
         if self._hosts.have_left():
             self._leave_now()
 
     def _leave_now(self) -> None:
+        """Tell the supervisor, once, that this host may end."""
         if self._phases.take("left"):
             self._events.left()
 
 
 def shorten_list(hosts: Sequence[str]) -> str:
-    """Name the first ten hosts, for a sentence; more of them are only counted."""
+    """Return the first ten hosts as text: ``algo-1, algo-2``, then ``... and 5 more``."""
     shown = ", ".join(hosts[:_SHOWN_HOSTS])
     if len(hosts) > _SHOWN_HOSTS:
         shown += f" and {len(hosts) - _SHOWN_HOSTS} more"

@@ -22,7 +22,12 @@ class Seal:
     """The seals of one connection, on one side."""
 
     def __init__(self, key: bytes, side: str) -> None:
-        """Derive the keys. side: ``LEADER`` or ``WORKER``, the side of this host."""
+        """Derive the keys of the two directions.
+
+        Args:
+            key: The key of the connection (``handshake.make_key``).
+            side: The side of this host: ``LEADER`` or ``WORKER``.
+        """
         other = WORKER if side == LEADER else LEADER
         self._side, self._other_side = side.encode(), other.encode()
         self._own, self._other = (
@@ -32,12 +37,14 @@ class Seal:
         self._sent = self._heard = 0
 
     def closed(self, line: bytes) -> bytes:
-        """Return the next line to send, with its seal."""
+        """Return the next line to send with its seal; the number of sent messages grows."""
         self._sent += 1
         return line + b" " + _seal(self._own, self._sent, line)
 
     def opened(self, line: bytes) -> bytes:
-        """Return the next received line, without its seal.
+        """Check the seal of the next received line; return the line without the seal.
+
+        The number of received messages grows, so each line is checked once.
 
         Raises:
             ValueError: The line is not the other side's next message.
@@ -49,15 +56,23 @@ class Seal:
         return line
 
     def probe(self, count: int) -> str:
-        """Return the proof for a probe of this side outside the connection, with its number."""
+        """Return the proof for a probe of this side outside the connection.
+
+        Args:
+            count: Number of the probe, below 2**63.
+
+        Returns:
+            64 hexadecimal digits.
+        """
         return _seal(self._probes, count, self._side).decode()
 
     def is_probe(self, count: int, shown: str) -> bool:
-        """Return whether ``shown`` is the other side's proof for a probe."""
+        """Return whether a text is the other side's proof for the probe with this number."""
         return hmac.compare_digest(
             _seal(self._probes, count, self._other_side), shown.encode("utf-8", "replace")
         )
 
 
 def _seal(key: bytes, count: int, line: bytes) -> bytes:
+    """Return the HMAC of a number and a line, as 64 hexadecimal digits."""
     return hmac.digest(key, count.to_bytes(8, "big") + line, "sha256").hex().encode()

@@ -35,18 +35,21 @@ class Decoder:
     """Decodes messages from bytes.
 
     Attributes:
-        limit: Bytes of one message; may change.
-        seal: The seal that every line must have; None while no key is known; may change.
+        limit: Bytes of one message; may change between two calls of ``feed``.
+        seal: The seal that every line must have; None while no key is known; may change, too.
     """
 
     def __init__(self, limit: int = MESSAGE_LIMIT) -> None:
-        """Start without bytes."""
+        """Begin without bytes."""
         self.limit = limit
         self.seal: Seal | None = None
         self._buffer = b""
 
     def feed(self, data: bytes) -> list[Message]:
-        """Return the messages that these bytes complete, in order.
+        """Add bytes, and return the messages that are complete now, in order.
+
+        Args:
+            data: The next bytes of the connection; a rest without a newline is kept.
 
         Raises:
             ValueError: A line is too long, has no seal, or is not a JSON object.
@@ -71,20 +74,28 @@ class Decoder:
 
 
 def words(value: Json, limit: int = _WORDS_LIMIT) -> str:
-    """Return a text from another host, fit for logs and files: bounded, and without control
-    characters that a terminal obeys.
+    """Sanitise a text from another host for logs and files.
+
+    The text is cut to the limit of characters, and has no control characters that a terminal
+    obeys. ``""`` for a value that is not a text.
     """
     return printable(text(value)[:limit])
 
 
 def one_line(value: Json, limit: int = 200) -> str:
-    """Return a text from another host for one line of the log: printable characters only."""
+    """Sanitise a text from another host for one line of the log, within a limit of characters.
+
+    Newlines and tabs become blanks. ``""`` for a value that is not a text.
+    """
     return " ".join(printable(text(value)[:limit]).split("\n")).replace("\t", " ")
 
 
 def seconds(value: Json) -> float:
-    """Return seconds from another host: not negative, at most a day; 0 if unreadable."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
+    """Return seconds from another host: at most a day; 0 if negative or unreadable."""
+    # A bool is an int, too.
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return 0.0
+    if not 0 < value < math.inf:
         return 0.0
     return float(min(value, _DAY))
 
@@ -93,7 +104,7 @@ _DAY = 86400
 
 
 def outcome_fields(outcome: Outcome) -> dict[str, Json]:
-    """Write an outcome as the fields of a message."""
+    """Return an outcome as the fields of a message; ``read_outcome`` is the reverse."""
     return {
         "outcome": outcome.kind,
         "status": outcome.status,
@@ -109,9 +120,15 @@ _TEXTS = ("cause", "memory", "place", "end", "frames", "message", "own", "stoppe
 
 
 def read_outcome(message: Message, sender: str) -> Outcome:
-    """Read the outcome in a message of the host ``sender``.
+    """Read the outcome in a message, with sanitised texts.
 
-    An unreadable one is a failure of that host.
+    Args:
+        message: The message.
+        sender: The host that has sent it.
+
+    Returns:
+        The outcome. An unreadable one is a failure of the sender, and one without a text gets a
+        cause that says so.
     """
     kind = text(message.get("outcome"))
     status = number(message.get("status")) & 0xFF
@@ -121,6 +138,7 @@ def read_outcome(message: Message, sender: str) -> Outcome:
         kind, status = FAILED, status or names.EXIT_HOSTS
         default_cause = f"host {sender} sent an outcome that cannot be read"
     elif kind == FAILED and not status:
+        # A failure must not end the job with success.
         status = names.EXIT_HOSTS
     if kind != SUCCEEDED and status and not default_cause:
         default_cause = f"host {host} says that it {kind} with exit status {status}, and not why"
@@ -141,7 +159,7 @@ def read_outcome(message: Message, sender: str) -> Outcome:
 
 
 def _read_rank(value: Json) -> int:
-    """Return a rank from another host; -1 if it is not one."""
+    """Return a rank from another host; -1 if the value is not a rank."""
     if not isinstance(value, int) or isinstance(value, bool):
         return -1
     if not 0 <= value < _RANKS:
@@ -153,14 +171,14 @@ _RANKS = 1 << 31
 
 
 def suspect_fields(suspect: Suspect, now: float) -> dict[str, Json]:
-    """Write a suspect as the fields of a message.
+    """Return evidence as the fields of a message; ``read_suspect`` is the reverse.
 
     The clocks of two hosts differ, so ages are sent, not times. A process that runs has no age of
     its end.
 
     Args:
-        suspect: The suspect.
-        now: Present time of the clock in the suspect's fields.
+        suspect: The evidence.
+        now: Present time of the clock in its fields (monotonic).
     """
     fields = outcome_fields(suspect.outcome)
     fields["evidence"] = suspect.kind.value
@@ -171,8 +189,14 @@ def suspect_fields(suspect: Suspect, now: float) -> dict[str, Json]:
 
 
 def read_suspect(message: Message, sender: str, now: float) -> Suspect:
-    """Read the suspect in a message of the host ``sender``, which came at the time ``now``."""
-    # A status of 0 is not known on that host, and not an error.
+    """Read the evidence in a message.
+
+    Args:
+        message: The message.
+        sender: The host that has sent it.
+        now: When it came (monotonic clock of this host, which the result's times have).
+    """
+    # A status of 0 means that the sender does not know it: so it is kept.
     outcome = read_outcome(message, sender)._replace(status=number(message.get("status")) & 0xFF)
     try:
         kind = Kind(text(message.get("evidence")))

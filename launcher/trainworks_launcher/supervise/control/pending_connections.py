@@ -20,46 +20,53 @@ ROOM = 256
 PATIENCE_SECONDS = 10.0
 """Time in which such a connection has to join."""
 
-_LINES = 5
+_LOGGED_ADDRESSES = 5
 
 
 class PendingConnections:
     """The connections that have not joined, by address, oldest first."""
 
     def __init__(self, log: Callable[[str], None], room: int = ROOM) -> None:
-        """Start with none. room: limit of connections."""
+        """Start with none.
+
+        Args:
+            log: Prints a line.
+            room: Limit of connections.
+        """
         self._room = room
         self._log = log
         self._by_address: dict[str, list[Connection]] = {}
         self._count = 0
-        self._named: dict[str, None] = {}  # in order
+        self._dropped_addresses: dict[str, None] = {}  # in order
 
     def __iter__(self) -> Iterator[Connection]:
-        """Yield all connections."""
+        """Yield all connections; they may be removed meanwhile."""
         connections: list[Connection] = []
         for of_address in self._by_address.values():
             connections += of_address
         return iter(connections)
 
     def named(self) -> list[str]:
-        """Return the first addresses of connections that did not join."""
-        addresses = [*self._named, *self._by_address]
-        return list(dict.fromkeys(addresses))[:_LINES]
+        """Return the first five addresses of connections that did not join, dropped or not."""
+        addresses = [*self._dropped_addresses, *self._by_address]
+        return list(dict.fromkeys(addresses))[:_LOGGED_ADDRESSES]
 
     def add(self, connection: Connection) -> None:
-        """Add a new connection; the room is made for it if necessary."""
+        """Add a new connection; in a full room another one is dropped first."""
         if self._count >= self._room:
             self.make_room()
         self._by_address.setdefault(connection.address, []).append(connection)
         self._count += 1
 
     def make_room(self) -> None:
-        """Drop the oldest connection of the busiest address."""
-        if self._count:
-            self.drop(max(self._by_address.values(), key=len)[0], "too many connections")
+        """Drop the oldest connection of the address with most connections; nothing without one."""
+        if not self._count:
+            return
+        of_busiest_address = max(self._by_address.values(), key=len)
+        self.drop(of_busiest_address[0], "too many connections")
 
     def remove(self, connection: Connection) -> None:
-        """Forget a connection, which has joined or is gone; does nothing if it is unknown."""
+        """Forget a connection, which has joined or is gone; do nothing if it is unknown."""
         entries = self._by_address.get(connection.address, [])
         if connection in entries:
             entries.remove(connection)
@@ -68,13 +75,17 @@ class PendingConnections:
                 del self._by_address[connection.address]
 
     def drop(self, connection: Connection, reason: str) -> None:
-        """Close a connection and log the reason, within the limit of lines."""
+        """Close and forget a connection; log the reason.
+
+        Only the first connection of an address is logged, and only five addresses.
+        """
         self.remove(connection)
         connection.close()
-        if connection.address in self._named or len(self._named) > _LINES:
+        is_logged = connection.address in self._dropped_addresses
+        if is_logged or len(self._dropped_addresses) > _LOGGED_ADDRESSES:
             return
-        self._named[connection.address] = None
-        if len(self._named) <= _LINES:
+        self._dropped_addresses[connection.address] = None
+        if len(self._dropped_addresses) <= _LOGGED_ADDRESSES:
             self._log(
                 f"dropped a connection from {connection.address}: {reason}; more from that address"
                 " are not logged"
@@ -83,8 +94,8 @@ class PendingConnections:
             self._log("more such connections are dropped and not logged")
 
     def sweep(self) -> None:
-        """Close connections older than PATIENCE_SECONDS."""
-        oldest = time.monotonic() - PATIENCE_SECONDS
+        """Drop the connections that are older than PATIENCE_SECONDS."""
+        limit = time.monotonic() - PATIENCE_SECONDS
         for connection in self:
-            if connection.opened < oldest:
+            if connection.opened < limit:
                 self.drop(connection, "it never joined")

@@ -83,6 +83,13 @@ class SearchPhase(IntEnum):
 
 
 def _row(phase: P, stays: str, **moves: P) -> Mapping[str, P]:
+    """Return the row of a phase: event -> phase that follows.
+
+    Args:
+        phase: The phase.
+        stays: Events after which the phase stays, separated by blanks.
+        moves: Other events, with the phase that follows.
+    """
     return {**dict.fromkeys(stays.split(), phase), **moves}
 
 

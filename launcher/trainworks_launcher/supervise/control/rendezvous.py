@@ -34,16 +34,17 @@ _ANSWER_SECONDS = 15.0
 """From the connection to the welcome; a leader that is busy with many hosts takes some of it."""
 
 _NOT_JOINED_SECONDS = (20.0, 60.0)
-"""Times at which the log describes the tries of this host, and their results."""
+"""Seconds after the begin at which the log describes the tries of this host, and their results."""
 
-_STRANGE_SECONDS = 45.0
-"""How long another program may answer at the leader's port, each time.
+_FOREIGN_SECONDS = 45.0
+"""How long another program may answer at the leader's port, without a break.
 
 A leader that finds its port taken ends.
 """
 
-_FIRST_PAUSE = 0.1
-_LONGEST_PAUSE = 1.0
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 1.0
+_PAUSE_FACTOR = 1.5
 _LOGGED_REASONS = 5
 
 
@@ -52,8 +53,8 @@ class LeaderConnection(NamedTuple):
 
     Attributes:
         connection: The connection, to be handed over.
-        has_no_secret: This host has a secret, and the leader has none. This host may only report
-            that.
+        has_no_secret: Whether this host has a secret, and the leader has none. This host may only
+            report that.
     """
 
     connection: Connection
@@ -64,8 +65,8 @@ class SearchHandlers(NamedTuple):
     """The worker's handlers for events of a search.
 
     Attributes:
-        found: The leader has admitted this host.
-        over: No leader admits this host: the outcome of the job.
+        found: Called when the leader has admitted this host.
+        over: Called with the outcome of the job, if no leader admits this host.
         log: Prints a line.
     """
 
@@ -106,24 +107,30 @@ class Search:
         self._lookup: Lookup | None = None
         self._began = time.monotonic()
         self._leader_has_no_secret = False
-        self._refused = ""  # in the words of the present other end
-        self._strange_since = 0.0  # 0: the last try met no other program
+        self._refusal = ""  # reason that the present other end has sent
+        # Monotonic clock; 0 if the last try did not meet another program.
+        self._foreign_since = 0.0
         self._tries = 0
-        self._pause = _FIRST_PAUSE
+        self._pause = _FIRST_PAUSE_SECONDS
         for seconds in _NOT_JOINED_SECONDS:
             if seconds < limit:
                 loop.after(seconds, self.log_tries)
 
     def begin(self, lost: str = "") -> None:
-        """Begin. lost: why the leader that had admitted this host is gone; ``""`` for none."""
+        """Begin to connect.
+
+        Args:
+            lost: Why the connection to a leader that had admitted this host ended; ``""`` for none.
+        """
         self._reasons.lost = lost
         if lost:
-            self._again(lost)
+            # That leader needs a moment to start again.
+            self._try_later(lost)
         else:
             self._try()
 
     def log_tries(self) -> None:
-        """Log the tries and their results, unless the search is over."""
+        """Log the last try and its result, unless the search is over."""
         if self._phases.now is not SearchPhase.OVER:
             self._reasons.log_tries(time.monotonic() - self._began)
 
@@ -139,7 +146,7 @@ class Search:
 
     # --- connecting -------------------------------------------------------------------------------
     def _try(self) -> None:
-        """Begin a try to connect, without waiting for it."""
+        """Look up the leader's address, to connect to it; after the deadline, end the search."""
         if self._phases.now is not SearchPhase.CONNECTING:
             return
         if time.monotonic() >= self._deadline:
@@ -148,43 +155,59 @@ class Search:
             )
             return
         name = self._control.address or self._control.leader
-        self._lookup = Lookup(self._loop, name, self._control.port, self._resolved)
+        self._lookup = Lookup(self._loop, name, self._control.port, self._connect)
 
-    def _resolved(self, addresses: Addresses, reason: str) -> None:
+    def _connect(self, addresses: Addresses, reason: str) -> None:
+        """Begin to connect to one of the leader's addresses.
+
+        Args:
+            addresses: The addresses; without one the next try is scheduled.
+            reason: Why there is none, for example that the name cannot be resolved.
+        """
         if not addresses:
             # The names of pods appear after the pods.
             self._reasons.note(reason)
-            self._strange_since = 0.0
-            self._again(reason)
+            self._foreign_since = 0.0
+            self._try_later(reason)
             return
         # A name may have several addresses, and only one that answers: try the next one each time.
         family, address = addresses[self._tries % len(addresses)]
         self._tries += 1
         self._reasons.address = str(address[0])
-        self._attempt = Attempt(self._loop, family, address, _CONNECT_SECONDS, self._connected)
+        self._attempt = Attempt(self._loop, family, address, _CONNECT_SECONDS, self._ask_to_join)
 
-    def _again(self, reason: str) -> None:
-        """Schedule the next try, after one that has failed."""
+    def _try_later(self, reason: str) -> None:
+        """Schedule the next try after a pause, which grows; do nothing if the search is over.
+
+        Args:
+            reason: Why the last try failed.
+        """
         if self._phases.take("failed"):
             self._reasons.last = reason
             self._loop.after(self._pause, self._try)
-            self._pause = min(self._pause * 1.5, _LONGEST_PAUSE)
+            self._pause = min(self._pause * _PAUSE_FACTOR, _LONGEST_PAUSE_SECONDS)
 
-    def _connected(self, opened: socket.socket | None, reason: str) -> None:
+    def _ask_to_join(self, opened: socket.socket | None, reason: str) -> None:
+        """Send the request to join, and limit the time of the answer.
+
+        Args:
+            opened: The connected socket; None if the connection failed.
+            reason: Why it failed.
+        """
         if opened is None:
-            self._strange_since = 0.0
-            self._again(reason)
+            self._foreign_since = 0.0
+            self._try_later(reason)
             return
         try:
             connection = Connection(self._loop, opened, self._message, self._lost)
         except OSError as error:
             opened.close()
-            self._again(str(error))
+            self._try_later(str(error))
             return
         self._phases.must("joined")
         self._connection = connection
         self._reasons.answered = True
-        self._refused = ""
+        self._refusal = ""
         own, nonce = self._own, handshake.make_nonce()
         connection.transcript = handshake.Transcript(identity.as_text(own.job), own.host, nonce, "")
         connection.send(
@@ -204,13 +227,20 @@ class Search:
 
     # --- talking ----------------------------------------------------------------------------------
     def _message(self, connection: Connection, message: Message) -> None:
+        """Handle a message of the other end, which may be any program.
+
+        ``welcome`` and ``finish`` end the search. A message that the handshake does not expect
+        closes the connection.
+        """
         kind, transcript = text(message.get("type")), connection.transcript
         if kind not in _KINDS or transcript is None or not self._phases.take(kind):
             connection.is_foreign = True
             self._distrust(connection, "it does not speak the launcher's protocol")
         elif kind == "refused":
-            self._refused = reason = one_line(message.get("reason"))
-            is_final = names.JOB_SECRET_VARIABLE in reason or OTHER_LAUNCHER in reason
+            # The leader closes the connection next, and ``_lost`` tries again.
+            self._refusal = one_line(message.get("reason"))
+            is_final = names.JOB_SECRET_VARIABLE in self._refusal or OTHER_LAUNCHER in self._refusal
+            # With a seal the leader has the right secret, so its refusal may pass.
             if connection.seal is None and is_final:
                 self._shorten()
         elif kind == "challenge":
@@ -225,7 +255,11 @@ class Search:
     def _answer(
         self, connection: Connection, transcript: handshake.Transcript, message: Message
     ) -> None:
-        """Check the leader's proof that it knows the secret, and send this host's proof."""
+        """Check the leader's proof that it knows the secret, and send this host's proof.
+
+        After a wrong proof the connection is closed, and the search goes on for a shorter time.
+        Messages are authenticated from this answer on.
+        """
         nonce_of_leader = handshake.read_nonce(message.get("nonce"))
         transcript = transcript._replace(leader_nonce=nonce_of_leader)
         # A leader without a secret admits every host: this host joins to report it, and the job
@@ -246,37 +280,46 @@ class Search:
         self._distrust(connection, reason)
 
     def _shorten(self) -> None:
-        """Shorten the search: the other end may be the leader of another job, which ends soon."""
+        """Let the search end within ``REFUSAL_LIMIT_SECONDS``.
+
+        It goes on that long, because the other end may be the leader of another job, which ends.
+        """
         soon = time.monotonic() + names.REFUSAL_LIMIT_SECONDS
         if soon < self._deadline:
             self._deadline, self._reasons.limit = soon, 0.0
 
     def _distrust(self, connection: Connection, reason: str) -> None:
-        """Close a connection to another program; the leader may have the port later."""
-        self._refused = self._refused or reason
+        """Close a connection to another program, and try again: the leader may get the port."""
+        self._refusal = self._refusal or reason
         connection.close()
         self._lost(connection, reason)
 
     def _lost(self, connection: Connection, reason: str) -> None:
-        """Handle a lost connection.
+        """Log why a connection ended before the welcome, and schedule the next try.
 
-        The leader is still starting, or has refused this host, or another program has the port.
+        The leader may still be starting, or has refused this host. If another program has answered
+        for ``_FOREIGN_SECONDS``, the search ends with the next try.
+
+        Args:
+            connection: The connection, which is closed.
+            reason: End of a sentence, for example ``it closed the connection``.
         """
-        reason = self._refused or f"{reason} before it let this host in"
+        reason = self._refusal or f"{reason} before it let this host in"
         if not connection.is_foreign:
-            self._strange_since = 0.0
+            self._foreign_since = 0.0
         else:
             now = time.monotonic()
-            self._strange_since = self._strange_since or now
+            self._foreign_since = self._foreign_since or now
             reason = f"another program has this port there, so that the leader ends: {reason}"
             reason = f"{reason}; free the port, or set {names.CONTROL_PORT_VARIABLE} on every host"
-            if now - self._strange_since >= _STRANGE_SECONDS:
+            if now - self._foreign_since >= _FOREIGN_SECONDS:
                 self._deadline, self._reasons.limit = now, 0.0
         self._reasons.note(reason)
-        self._again(reason)
+        self._try_later(reason)
 
 
 _KINDS = ("challenge", "refused", "welcome", "finish")
+"""Kinds of messages that a leader sends during a join."""
 
 
 class _Reasons:
@@ -302,16 +345,25 @@ class _Reasons:
         self._noted: dict[str, None] = {}  # in order
 
     def note(self, reason: str) -> None:
-        """Log a new reason, once; the search may last for the whole join limit."""
+        """Log a reason once, and keep it for the outcome; only the first five.
+
+        Args:
+            reason: For example ``it has already joined``.
+        """
         if reason not in self._noted and len(self._noted) < _LOGGED_REASONS:
             self._noted[reason] = None
             self._log(f"{self._control.leader} does not let this host in yet: {reason}")
 
     def log_tries(self, seconds: float) -> None:
-        """Log the last try and its result."""
+        """Log the last try and its result, with advice.
+
+        Args:
+            seconds: Time since the begin of the search.
+        """
         control = self._control
         name = control.address or control.leader
         where = name if self.address in ("", name) else f"{name} ({self.address})"
+        # Without an address even the look-up of the name went out by the default route.
         if self.address:
             interface = network_routes.interface_that_reaches(self.address)
         else:
@@ -326,7 +378,11 @@ class _Reasons:
         )
 
     def text(self) -> str:
-        """Return the cause for the job's outcome."""
+        """Return the cause for the job's outcome.
+
+        For example ``the leader algo-1 did not answer on port 7788 within 600 s: Connection
+        refused``, or ``lost host algo-1: ...`` after an earlier join.
+        """
         leader = self._control.leader
         if self.lost:
             return f"lost host {leader}: {self.lost}"

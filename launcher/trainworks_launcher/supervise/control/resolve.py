@@ -14,12 +14,16 @@ Addresses = List[Tuple[int, Any]]
 
 
 class Lookup:
-    """One look-up of a name, in a thread of its own."""
+    """One look-up of a name, in a thread of its own.
+
+    Attributes:
+        running: Whether the look-up has neither ended nor been cancelled.
+    """
 
     def __init__(
         self, loop: Loop, name: str, port: int, done: Callable[[Addresses, str], None]
     ) -> None:
-        """Begin.
+        """Begin to look up the name. Errors go to ``done``, none is raised.
 
         Args:
             loop: The loop of the run.
@@ -34,31 +38,38 @@ class Lookup:
         self._reason = ""
         self.running = True
         self._reader, self._writer = os.pipe()
-        loop.watch(self._reader, READ, lambda _: self._answered())
-        thread = threading.Thread(target=self._look, args=(name, port), daemon=True)
+        loop.watch(self._reader, READ, lambda _: self._finish())
+        thread = threading.Thread(target=self._resolve, args=(name, port), daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # this host can start no further thread: look up in the loop
-            self._look(name, port)
+        except RuntimeError:
+            # This host can start no further thread: the loop has to wait.
+            self._resolve(name, port)
 
     def cancel(self) -> None:
-        """Forget the look-up; its thread ends when the resolver answers."""
+        """Forget the look-up: ``done`` is not called. Its thread ends when the resolver answers."""
         if self.running:
             self.running = False
             self._loop.unwatch(self._reader)
             os.close(self._reader)
 
-    def _look(self, name: str, port: int) -> None:
+    def _resolve(self, name: str, port: int) -> None:
+        """Look up the name, keep the addresses or the reason, and wake the loop.
+
+        Runs in the thread.
+        """
         try:
             rows = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
             self._addresses = [(row[0], row[4]) for row in rows]
         except (OSError, UnicodeError) as error:
-            self._reason = (
-                f"cannot resolve the name {name}: {getattr(error, 'strerror', '') or error}"
-            )
-        os.close(self._writer)  # the reader's end becomes readable
+            # A UnicodeError (a part of the name is too long) has no strerror.
+            cause = getattr(error, "strerror", "") or error
+            self._reason = f"cannot resolve the name {name}: {cause}"
+        # The reader's end becomes readable, which wakes the loop.
+        os.close(self._writer)
 
-    def _answered(self) -> None:
+    def _finish(self) -> None:
+        """Call ``done`` with the result, in the loop."""
         if self.running:
             self.cancel()
             self._done(self._addresses, self._reason)

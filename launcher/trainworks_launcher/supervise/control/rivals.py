@@ -19,7 +19,7 @@ from __future__ import annotations
 import socket
 from typing import Any, Callable, Sequence
 
-from trainworks_launcher.contract.json_values import mapping, text
+from trainworks_launcher.contract.json_values import mapping
 from trainworks_launcher.supervise.control import handshake, identity
 from trainworks_launcher.supervise.control.connection import Attempt, Connection
 from trainworks_launcher.supervise.control.message_authentication import LEADER, WORKER
@@ -34,12 +34,15 @@ from trainworks_launcher.supervise.event_loop import Loop
 KIND = "leads"
 
 ASK_AFTER_SECONDS = 10.0
-"""From the beginning; most hosts of a job start within this time of each other."""
+"""Seconds from the begin; most hosts of a job start within this time of each other."""
 
 _CONNECT_SECONDS = 5.0
 
-_MOST = 8
+_ASKED_HOSTS = 8
 """Limit of hosts that are asked: one rival is enough."""
+
+_HOST_CHARACTERS = 64
+"""Length of a rival's name that is shown."""
 
 _MAY_DIFFER = "hosts"
 """The part of an identity in which two leaders of one job may differ: each names itself as leader.
@@ -52,11 +55,17 @@ class Rivals:
     def __init__(
         self, loop: Loop, own: handshake.Credentials, on_found: Callable[[str, str], None]
     ) -> None:
-        """Send nothing before ``ask``. on_found: gets the other leader's name and address, once."""
+        """Send nothing before ``ask``.
+
+        Args:
+            loop: The loop of the run.
+            own: Name, job and secret of this host.
+            on_found: Called once with the name and the address of another leader.
+        """
         self._loop = loop
         self._own = own
         self._on_found = on_found
-        self._over = False
+        self._is_over = False  # closed, or a rival was found
         self._lookups: list[Lookup] = []
         self._attempts: list[Attempt] = []
         self._connections: list[Connection] = []
@@ -64,13 +73,18 @@ class Rivals:
         self._nonces: set[str] = set()  # of this host's own questions
 
     def ask(self, hosts: Sequence[str], port: int) -> None:
-        """Ask these hosts whether they lead this job, too."""
-        for host in hosts[:_MOST]:
-            self._lookups.append(Lookup(self._loop, host, port, self._resolved))
+        """Ask hosts whether they lead this job, too; the first eight only.
+
+        Args:
+            hosts: Names or addresses.
+            port: Their control port.
+        """
+        for host in hosts[:_ASKED_HOSTS]:
+            self._lookups.append(Lookup(self._loop, host, port, self._connect))
 
     def close(self) -> None:
-        """Ask no more."""
-        self._over = True
+        """End all questions, and close the connections that this host has made."""
+        self._is_over = True
         for lookup in self._lookups:
             lookup.cancel()
         for attempt in self._attempts:
@@ -79,7 +93,10 @@ class Rivals:
             connection.close()
 
     def receive(self, connection: Connection, message: Message) -> bool:
-        """Handle a message of a host that leads, or of any program in its place.
+        """Handle a message that came to this leader's port.
+
+        The first one of a connection is a question, the second one the proof of the host that
+        asked. The sender may be any program.
 
         Returns:
             False if the sender is not of this job.
@@ -89,24 +106,33 @@ class Rivals:
             return self._answer(connection, message)
         if not handshake.is_proof(self._own.secret, WORKER, transcript, message.get("proof")):
             return False
-        self._is_rival(transcript.host, connection)
+        self._report_rival(transcript.host, connection)
         return True
 
     # --- asking -----------------------------------------------------------------------------------
-    def _resolved(self, addresses: Addresses, _reason: str) -> None:
-        for family, address in addresses[:1]:
-            if _is_here(family, address):
-                continue
-            self._attempts.append(
-                Attempt(self._loop, family, address, _CONNECT_SECONDS, self._connected)
-            )
+    def _connect(self, addresses: Addresses, _reason: str) -> None:
+        """Begin to connect to the first address of a host, unless it is one of this host."""
+        if not addresses:
+            return
+        family, address = addresses[0]
+        if _is_local(family, address):
+            return
+        self._attempts.append(Attempt(self._loop, family, address, _CONNECT_SECONDS, self._send))
 
-    def _connected(self, opened: socket.socket | None, _reason: str) -> None:
-        if opened is None or self._over:
+    def _send(self, opened: socket.socket | None, _reason: str) -> None:
+        """Send the question; do nothing if no connection was made.
+
+        Args:
+            opened: The connected socket; None after an error.
+        """
+        if opened is None:
+            return
+        if self._is_over:
+            opened.close()
             return
         try:
             connection = Connection(
-                self._loop, opened, self._answered, lambda *_: None, STRANGERS_MESSAGE_LIMIT
+                self._loop, opened, self._check_answer, lambda *_: None, STRANGERS_MESSAGE_LIMIT
             )
         except OSError:
             opened.close()
@@ -120,7 +146,11 @@ class Rivals:
         self._transcripts[connection] = transcript
         connection.send(KIND, host=self._own.host, job=dict(self._own.job), nonce=nonce)
 
-    def _answered(self, connection: Connection, message: Message) -> None:
+    def _check_answer(self, connection: Connection, message: Message) -> None:
+        """Report the rival, and send this host's proof, if the other end has proved to lead.
+
+        Any other answer closes the connection.
+        """
         nonce_of_leader = handshake.read_nonce(message.get("nonce"))
         transcript = self._transcripts[connection]._replace(leader_nonce=nonce_of_leader)
         if message.get("type") != KIND or not nonce_of_leader:
@@ -130,38 +160,47 @@ class Rivals:
             connection.close()
             return
         connection.send(KIND, proof=handshake.make_proof(self._own.secret, WORKER, transcript))
-        self._is_rival(one_line(message.get("host"), 64), connection)
+        self._report_rival(one_line(message.get("host"), _HOST_CHARACTERS), connection)
 
     # --- answering --------------------------------------------------------------------------------
     def _answer(self, connection: Connection, message: Message) -> bool:
+        """Answer a question: this host leads the job. Return False if it is of another job."""
         nonce = handshake.read_nonce(message.get("nonce"))
         job = mapping(message.get("job"))
         different = identity.differences(self._own.job, message.get("job"))
         if not nonce or different not in ("", _MAY_DIFFER):
             return False
         if nonce in self._nonces:
-            connection.close()  # this host has asked itself, at another of its addresses
+            # This host has asked itself, at another of its addresses.
+            connection.close()
             return True
-        host = one_line(text(message.get("host")), 64)
+        host = one_line(message.get("host"), _HOST_CHARACTERS)
         transcript = handshake.Transcript(
             identity.as_text(job), host, nonce, handshake.make_nonce()
         )
         self._transcripts[connection] = transcript
-        shown = handshake.make_proof(self._own.secret, LEADER, transcript)
-        connection.send(KIND, host=self._own.host, nonce=transcript.leader_nonce, proof=shown)
+        proof = handshake.make_proof(self._own.secret, LEADER, transcript)
+        connection.send(KIND, host=self._own.host, nonce=transcript.leader_nonce, proof=proof)
         return True
 
-    def _is_rival(self, host: str, connection: Connection) -> None:
-        if not self._over:
-            self._over = True
+    def _report_rival(self, host: str, connection: Connection) -> None:
+        """Call ``on_found`` with the first other leader; later ones do not count."""
+        if not self._is_over:
+            self._is_over = True
             self._on_found(host, connection.address)
 
 
-def _is_here(family: int, address: Any) -> bool:
-    """Return whether an address is one of this host's own: the kernel binds only those."""
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
+def _is_local(family: int, address: Any) -> bool:
+    """Return whether an address is one of this host's own: the kernel binds only those.
+
+    Args:
+        family: Address family.
+        address: Socket address, as ``socket.getaddrinfo`` returns it.
+    """
+    try:
+        # Also the socket itself fails, if this host does not have the family (IPv6 is off).
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind((address[0], 0, *address[2:]))
-        except OSError:
-            return False
+    except OSError:
+        return False
     return True

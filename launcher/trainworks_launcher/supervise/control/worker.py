@@ -31,6 +31,10 @@ from trainworks_launcher.supervise.outcome.evidence import Suspect
 from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome
 
 _ORDERS = ("go", "stop", "without")
+"""Kinds of the leader's messages that count in some phases only."""
+
+_TEXT_CHARACTERS = 1000
+"""Length of the leader's text that is logged."""
 
 
 class Worker:
@@ -62,8 +66,9 @@ class Worker:
         self._search: Search | None = None
         self._connection: Connection | None = None
         self._prober: Prober | None = None
-        self._prepared = False
-        self._stopped = False  # perhaps before a leader has admitted this host
+        # Events that may come before a leader has admitted this host.
+        self._is_prepared = False
+        self._is_stopped = False
 
     # --- what the supervisor calls ----------------------------------------------------------------
     @property
@@ -72,56 +77,68 @@ class Worker:
         return self._phases.now
 
     def begin(self) -> None:
-        """Begin to search for the leader, which may not run yet."""
+        """Begin to search for the leader, which may not run yet, and to send heartbeats."""
         self._loop.after(heartbeat_interval(self._limits.heartbeat), self._beat)
         self._look_for_leader(self._limits.join)
 
     def ready(self) -> None:
-        """Report that this host is prepared."""
-        self._prepared = True
+        """Report to the leader that this host is prepared, now or when the leader admits it."""
+        self._is_prepared = True
         if self._phases.take("ready"):
             self._send("ready")
 
     def stopping(self) -> None:
-        """Report a stop signal to this host."""
-        self._stopped = True
+        """Report a stop signal of this host to the leader, now or when the leader admits it."""
+        self._is_stopped = True
         if self._phases.take("stopping"):
             self._send("stopping")
 
     def suspect(self, suspect: Suspect) -> None:
-        """Report that a rank of this host ended."""
+        """Send the leader the evidence about a rank of this host."""
         if self._phases.take("suspect"):
             self._send("suspect", **suspect_fields(suspect, time.monotonic()))
 
     def ended(self, outcome: Outcome) -> None:
-        """Report the end of this host's command; without a leader finish with its outcome."""
+        """Report the end of this host's command; without a leader, that is the job's outcome."""
         if self._phases.take("ended"):
             self._send("ended", **outcome_fields(outcome))
         else:
             self._finish(outcome)
 
     def tell(self, kind: str, host: str = "", **fields: Json) -> None:
-        """Send to the leader."""
+        """Send a message to the leader, the only host that a worker can reach.
+
+        Args:
+            kind: Type of the message.
+            host: Not used: the leader's method has it.
+            fields: Other fields of the message.
+        """
         del host
         self._send(kind, **fields)
 
     def others(self) -> Mapping[str, str]:
-        """Return none: only the leader knows the other hosts."""
+        """Return an empty mapping: only the leader has the addresses of the other hosts."""
         return {}
 
     def leader_address(self) -> tuple[Any, ...] | None:
-        """Return the leader's end of the connection; None before the leader admits this host."""
+        """Return the leader's socket address, for example ``("10.0.0.1", 7000)``.
+
+        None before the leader admits this host.
+        """
         if self._connection is None:
             return None
         return self._connection.peer_address
 
     def name_missing(self) -> None:
-        """Log the tries to reach the leader, and their results."""
+        """Log how often this host has tried to reach the leader, and the results."""
         if self._search is not None:
             self._search.log_tries()
 
     def leave(self) -> None:
-        """Say goodbye, and leave when the leader closes the connection."""
+        """Say goodbye, then call ``events.left`` when the leader closes the connection.
+
+        That is at once without a connection, and at the latest after ``LEAVE_LIMIT_SECONDS``.
+        """
         self._phases.must("leave")
         if self._send("bye"):
             self._loop.after(names.LEAVE_LIMIT_SECONDS, self._leave_now)
@@ -129,7 +146,7 @@ class Worker:
             self._leave_now()
 
     def close(self) -> None:
-        """Close everything at once."""
+        """End the search and close all connections at once, without messages."""
         if self._search is not None:
             self._search.end()
         if self._prober is not None:
@@ -138,7 +155,12 @@ class Worker:
             self._connection.close()
 
     def _send(self, kind: str, **fields: Json) -> bool:
-        """Send to the leader; False if it has not admitted this host, or is gone."""
+        """Send a message to the leader.
+
+        Returns:
+            Whether the connection is open after that. False before the leader has admitted this
+            host, and if the leader is gone.
+        """
         connection = self._connection
         if connection is None or not connection.open:
             return False
@@ -147,11 +169,22 @@ class Worker:
 
     # --- joining ----------------------------------------------------------------------------------
     def _look_for_leader(self, limit: float, lost: str = "") -> None:
-        handlers = SearchHandlers(self._welcomed, self._finish, self._events.log)
+        """Begin to search for the leader.
+
+        Args:
+            limit: Seconds until the search is given up, and this host fails.
+            lost: Why an earlier connection to the leader ended; ``""`` for none.
+        """
+        handlers = SearchHandlers(self._take_leader, self._finish, self._events.log)
         self._search = Search(self._loop, self._control, self._own, limit, handlers)
         self._search.begin(lost)
 
-    def _welcomed(self, admitted: LeaderConnection) -> None:
+    def _take_leader(self, admitted: LeaderConnection) -> None:
+        """Take over the connection to a leader that has admitted this host.
+
+        This host fails if it has a secret and the leader has none: any program could be such a
+        leader. Else the leader gets the events that it does not know yet.
+        """
         self._connection = connection = admitted.connection
         leader, host = self._control.leader, self._own.host
         if admitted.has_no_secret:
@@ -169,13 +202,14 @@ class Worker:
         self._events.log(f"joined {leader}")
         self._events.welcome()
         # Events from before the connection, which this leader does not know.
-        if self._stopped:
+        if self._is_stopped:
             self.stopping()
-        elif self._prepared:
+        elif self._is_prepared:
             self.ready()
 
     # --- messages of the leader -------------------------------------------------------------------
     def _message(self, _: Connection, message: Message) -> None:
+        """Handle a message of the leader; a kind that is not the worker's goes to ``events``."""
         kind = text(message.get("type"))
         if kind == "alive":
             if self._prober is not None:
@@ -185,20 +219,22 @@ class Worker:
         elif kind not in _ORDERS:
             self._events.told(self._control.leader, kind, message)
         elif not self._phases.take(kind):
-            return  # too early, too late, or repeated
+            # The message is too early, too late, or repeated.
+            return
         elif kind == "go":
             self._events.go()
         elif kind == "stop":
             self._events.stop()
         else:
-            self._events.log(one_line(message.get("text"), 1000))
+            # "without": the job goes on without a lost host.
+            self._events.log(one_line(message.get("text"), _TEXT_CHARACTERS))
             self._events.restart()
 
     def _lost(self, _: Connection, reason: str) -> None:
         """Handle a connection that the leader has closed.
 
-        Before the start the leader may be a container that restarts. It gets as long as a silent
-        leader.
+        Before the start the leader may be a container that restarts: this host searches for it
+        again, for as long as it would wait for a silent leader. Later the leader is gone.
         """
         if self._phases.take("lost"):
             limit = self._limits.heartbeat
@@ -211,8 +247,9 @@ class Worker:
             self._gone(reason)
 
     def _beat(self) -> None:
+        """Send a heartbeat to the leader, notice its silence, and plan the next heartbeat."""
         connection, limit = self._connection, self._limits.heartbeat
-        after = heartbeat_interval(limit)
+        interval = heartbeat_interval(limit)
         if connection is not None and connection.open:
             silent = connection.is_lost(limit)
             if silent:
@@ -222,24 +259,28 @@ class Worker:
                 connection.send("alive")
                 if self._prober is not None:
                     self._prober.look()
-                after = connection.next_look(limit)
-        self._loop.after(after, self._beat)
+                interval = connection.next_look(limit)
+        self._loop.after(interval, self._beat)
 
     # --- ending -----------------------------------------------------------------------------------
     def _gone(self, reason: str) -> None:
-        """Finish: the leader is lost, or has left at the job's end."""
+        """Finish without the leader, which is lost or has left at the job's end.
+
+        The outcome is ``lost host NAME``, unless this host knows an earlier outcome or cause.
+        """
         leader = self._control.leader
         lost = Outcome(FAILED, names.EXIT_HOSTS, leader, f"lost host {leader}: {reason}")
         self._finish(self._events.judge(lost))
         self._leave_now()
 
     def _finish(self, outcome: Outcome) -> None:
-        """Pass on the first outcome; later ones do not count."""
+        """Give the supervisor the first outcome of the job; later ones do not count."""
         if self._phases.take("finish"):
             if self._search is not None:
                 self._search.end()
             self._events.finish(outcome)
 
     def _leave_now(self) -> None:
+        """Tell the supervisor, once, that this host may end."""
         if self._phases.take("left"):
             self._events.left()

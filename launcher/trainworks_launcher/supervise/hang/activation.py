@@ -30,17 +30,18 @@ MESSAGE = "hang"
 
 
 def needs_stacks(plan: NodePlan, environment: Environment) -> bool:
-    """Return whether every Python of the job has to write its own stacks, because there is no
-    py-spy.
+    """Return whether every Python of the job has to write its own stacks (faulthandler).
+
+    True if hangs are looked for and the image has no py-spy.
     """
-    return bool(plan.limits.hang) and not _py_spy_of(environment)
+    return bool(plan.limits.hang) and not _find_py_spy(environment)
 
 
 class Handlers(NamedTuple):
     """The supervisor's handlers for what the detector finds.
 
     Attributes:
-        report: Ends the job.
+        report: Ends the job with an outcome.
         log: Prints a line.
         redact: Hides secrets in a text.
     """
@@ -77,12 +78,15 @@ class HangActivation:
         self._job_variables: Mapping[str, str] = {}
         self._handlers = handlers
         self._role: Role | None = None
-        self._started = 0.0
+        self._started = 0.0  # monotonic clock
         self._detector: HangDetector | None = None
         self._rendezvous: RendezvousMonitor | None = None
 
     def begin(self, role: Role, job_variables: Mapping[str, str]) -> None:
         """Begin with the job, also on a host for which another host starts the ranks.
+
+        The detector starts after a part of the limit. In a job of several ranks the leader asks
+        all hosts after ``names.START_LOOK_SECONDS`` whether their ranks have found each other.
 
         Args:
             role: This host's side of the control connection.
@@ -123,7 +127,13 @@ class HangActivation:
         return self._detector.idle
 
     def receive(self, host: str, message: Mapping[str, Json]) -> None:
-        """Handle a message about a hang from a host with perhaps a shorter limit than ours."""
+        """Handle a message about a hang from another host; this starts the detector.
+
+        Args:
+            host: The sender.
+            message: See ``detector`` and ``rendezvous_monitor``.
+        """
+        # Perhaps before the detector's time: the other host may have a shorter limit.
         self._activate()
         if self._rendezvous is not None:
             self._rendezvous.receive(host, message)
@@ -131,15 +141,17 @@ class HangActivation:
             self._detector.receive(host, message)
 
     def _check_rendezvous(self) -> None:
-        """Ask every host whether its ranks have found each other. Short jobs end before."""
+        """Start the detector, and ask every host whether its ranks have found each other."""
         self._activate()
         if self._rendezvous is not None and self._role is not None:
             self._rendezvous.ask()
 
     def _activate(self) -> None:
+        """Start the detector and the monitor of the rendezvous, once, unless the job has ended."""
         role = self._role
         if self._detector is not None or role is None:
             return
+        # Imported late, because a short job never needs them.
         from trainworks_launcher.supervise.hang.detector import DetectorContext, HangDetector
         from trainworks_launcher.supervise.hang.rendezvous_monitor import RendezvousMonitor
         from trainworks_launcher.supervise.hang.sampling import Root, Sampler
@@ -149,8 +161,8 @@ class HangActivation:
         if heartbeat:
             heartbeat = str(Path(self._plan.cwd, heartbeat))
         sampler = Sampler(
-            # Again, because a requirement of the job may have installed it.
-            _py_spy_of(self._environment),
+            # Looked for again, because a requirement of the job may have installed py-spy.
+            _find_py_spy(self._environment),
             heartbeat,
             pipe=self._job_variables.get(names.RECORDER_PIPE, ""),
             file=self._recorder_file(),
@@ -185,7 +197,10 @@ class HangActivation:
         return ""
 
     def _running_roots(self) -> list[tuple[int, int]]:
-        """Return (rank, process id) of the ranks of this host, or of its only program."""
+        """Return (rank, process id) of each running rank of this host.
+
+        Without one: of the only program, while it runs.
+        """
         ranks = self._running.ranks.all if self._running.ranks is not None else ()
         running = [(rank.number, rank.pid) for rank in ranks if rank.is_running()]
         if not running and self._running.is_active:
@@ -193,15 +208,16 @@ class HangActivation:
         return running
 
     def _printed(self) -> float:
-        """Return the time of the last output of this host."""
+        """Return the time of the last output of this host (monotonic clock); 0.0 for none."""
         ranks = self._running.ranks.all if self._running.ranks is not None else ()
         tails = [rank.tail for rank in ranks]
         tails.append(self._running.tail)
         return max(tail.added_at for tail in tails)
 
 
-def _py_spy_of(environment: Environment) -> str:
-    """Return the path of py-spy, on the job's PATH or beside its Python; "" for none."""
-    beside = os.path.dirname(environment.programs.get("python", ""))  # noqa: PTH120
-    path = os.pathsep.join(filter(None, (environment.variables.get("PATH", ""), beside)))
+def _find_py_spy(environment: Environment) -> str:
+    """Return the path of py-spy, on the job's PATH or beside its Python; ``""`` for none."""
+    beside_python = os.path.dirname(environment.programs.get("python", ""))  # noqa: PTH120
+    directories = [environment.variables.get("PATH", ""), beside_python]
+    path = os.pathsep.join(filter(None, directories))
     return shutil.which("py-spy", path=path) or ""

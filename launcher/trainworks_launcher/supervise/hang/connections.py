@@ -20,16 +20,19 @@ _REQUEST_AND_DUMP = 0x301
 _DONE, _ERROR = 3, 2
 _INFO = 2  # INET_DIAG_INFO
 _ANY_STATE = 0xFFF
-_HEADER = struct.Struct("=IHHII")
-_QUESTION = struct.Struct("=BBBBI48x")
-_MESSAGE_BYTES, _INODE_AT = 72, 68
+_HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, kind, flags, number, port
+_QUESTION = struct.Struct("=BBBBI48x")  # inet_diag_req_v2: family, protocol, extensions, states
+_MESSAGE_BYTES, _INODE_AT = 72, 68  # inet_diag_msg
 _BYTES = struct.Struct("=QQ")
-_BYTES_AT = 120  # tcpi_bytes_acked, tcpi_bytes_received; Linux 4.1
+_BYTES_AT = 120  # tcp_info: tcpi_bytes_acked, tcpi_bytes_received; Linux 4.1
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 
 
 def bytes_of(pids: Iterable[int]) -> Mapping[int, int]:
-    """Return inode -> bytes sent and received, of each TCP connection of some processes."""
+    """Return inode -> bytes sent and received, of each TCP connection of some processes.
+
+    Connections that cannot be read are left out; {} if the kernel refuses.
+    """
     inodes = {inode for pid in pids for inode in inodes_of(pid)}
     if not inodes:
         return {}
@@ -42,7 +45,7 @@ def bytes_of(pids: Iterable[int]) -> Mapping[int, int]:
 
 
 def inodes_of(pid: int) -> Iterator[int]:
-    """Yield the inode of each socket that a process holds."""
+    """Yield the inode of each socket that a process holds; none if the process is gone."""
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208  (names, not paths)
             with contextlib.suppress(OSError):
@@ -52,7 +55,14 @@ def inodes_of(pid: int) -> Iterator[int]:
 
 
 def _connections(family: int) -> Iterator[tuple[int, int]]:
-    """Yield (inode, bytes) of every TCP connection. Raises OSError if the kernel refuses."""
+    """Yield (inode, bytes) of every TCP connection of this network namespace.
+
+    Args:
+        family: ``socket.AF_INET`` or ``socket.AF_INET6``.
+
+    Raises:
+        OSError: The kernel refuses, or does not answer within a second.
+    """
     question = _QUESTION.pack(family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, _ANY_STATE)
     header = _HEADER.pack(
         _HEADER.size + len(question), _SOCK_DIAG_BY_FAMILY, _REQUEST_AND_DUMP, 1, 0
@@ -66,17 +76,24 @@ def _connections(family: int) -> Iterator[tuple[int, int]]:
                 length, kind, *_ = _HEADER.unpack_from(data)
                 if kind in (_DONE, _ERROR) or length < _HEADER.size:
                     return
-                yield _read(data[_HEADER.size : length])
+                yield _parse_connection(data[_HEADER.size : length])
+                # The next message begins at a multiple of four bytes.
                 data = data[(length + 3) & ~3 :]
 
 
-def _read(message: bytes) -> tuple[int, int]:
-    """Return (inode, bytes) of one connection."""
+def _parse_connection(message: bytes) -> tuple[int, int]:
+    """Parse one answer of the kernel: an inet_diag_msg, then attributes.
+
+    Returns:
+        (inode, bytes); 0 bytes if the kernel does not count. Raises struct.error if it is cut off.
+    """
     (inode,) = struct.unpack_from("=I", message, _INODE_AT)
     place = _MESSAGE_BYTES
     while place + 4 <= len(message):
         length, kind = struct.unpack_from("=HH", message, place)
+        # Older kernels have a shorter tcp_info, without the two counters.
         if kind == _INFO and length >= 4 + _BYTES_AT + _BYTES.size:
             return inode, sum(_BYTES.unpack_from(message, place + 4 + _BYTES_AT))
+        # A length below 4 is malformed, and would not end the loop.
         place += max(4, (length + 3) & ~3)
     return inode, 0

@@ -58,7 +58,11 @@ alone, and a new sample is taken.
 _LONGEST_PAUSE_AFTER_NONE = 600.0
 _FILES = 20
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
-_TALKING = 3.0
+"""Seconds between two samples."""
+
+_TALKING_PAUSE = 3.0
+"""Seconds between two looks while the job prints, unless samples are rarer."""
+
 _SAMPLES = 20
 """Samples in the time of the limit."""
 
@@ -138,17 +142,18 @@ class HangDetector:
         self._loop = loop
         self._sampler = sampler
         self._context = context
+        # Monotonic clock: the last progress in a sample, and the last output that counts.
         self._moved_at = 0.0
         self._spoke_at = 0.0
-        self._writes: Mapping[int, int] | None = None
-        self._before: Sample | None = None
+        self._writes: Mapping[int, int] | None = None  # as of the last look at the output
+        self._before: Sample | None = None  # the last sample of this stall
         self._history = StackHistory()
-        self._quiet = False
+        self._is_quiet = False  # as the leader knows it
         self._turn = 0
-        self._unanswered = 0
-        self._over = False
-        self._stacks = ""
-        self._written = 0
+        self._unanswered = 0  # samples in a row that did not return
+        self._is_over = False
+        self._stacks = ""  # of the last final sample, for the report
+        self._written_reports = 0
         self.idle = 0.0
         # Of the leader:
         self._quiet_hosts: set[str] = set()
@@ -160,18 +165,28 @@ class HangDetector:
         self._ras: list[str] = []
 
     def begin(self, started: float) -> None:
-        """Start to take samples. started: start of the program (monotonic clock)."""
+        """Start to take samples.
+
+        Args:
+            started: Start of the program (monotonic clock), which counts as the first progress.
+        """
         self._moved_at = started
         self._tick()
 
     def end(self) -> None:
-        """Take no more samples: the job ends."""
-        self._over = True
+        """Take no more samples and report nothing: the job ends."""
+        self._is_over = True
 
     def receive(self, host: str, message: Mapping[str, Json]) -> None:
-        """Handle a message of the leader, or on the leader of another host."""
+        """Handle a message of the leader, or on the leader of another host.
+
+        Args:
+            host: The sender.
+            message: With ``what``: ``look`` or ``verdict`` of the leader; ``quiet``, ``records`` or
+                ``rows`` of another host.
+        """
         kind = message.get("what")
-        if self._over:
+        if self._is_over:
             return
         if kind == "look" and not self._context.leader:
             self._take_final_sample(number(message.get("round")))
@@ -184,8 +199,12 @@ class HangDetector:
 
     # --- samples of this host ---------------------------------------------------------------------
     def _tick(self) -> None:
-        """Count writes if something was printed, then take a sample if one is due."""
+        """Count the writes of the ranks if there is new output, then take a sample if one is due.
+
+        The next tick is planned at the end.
+        """
         roots, printed = self._context.roots(), self._context.printed()
+        # The output of ranks that search for the others repeats the same warning.
         if printed <= self._spoke_at or self._context.searching():
             self._sample_or_wait()
             return
@@ -197,16 +216,22 @@ class HangDetector:
         self._in_thread(lambda: self._sampler.writes(roots), counted)
 
     def _sample_or_wait(self) -> None:
+        """Take a sample if there was no sign of progress for a part of the limit; else wait.
+
+        That part is ``names.HANG_FIRST_LOOK``: a job that prints is never sampled.
+        """
         waited = time.monotonic() - self._last_sign()
         first = self._context.limit * names.HANG_FIRST_LOOK
         if waited < first:
             self._before = None
             if self._spoke_at > self._moved_at:
-                self._history = StackHistory()  # a new stall
-            self._judge()
-            # Sample soon while the job prints: the time of the main thread's last output is
-            # known only as exactly as that.
-            self._tick_in(min(first - waited, max(_pause(self._context.limit), _TALKING)))
+                # The output ended the last stall: stacks of a later one are compared anew.
+                self._history = StackHistory()
+            self._tell_change()
+            # Look soon while the job prints: the time of the main thread's last output is known
+            # only as exactly as that.
+            pause = max(_pause(self._context.limit), _TALKING_PAUSE)
+            self._tick_in(min(first - waited, pause))
             return
         roots, before, printed = self._context.roots(), self._before, self._context.printed()
 
@@ -220,15 +245,15 @@ class HangDetector:
     def _note_output(
         self, printed: float, writes: Mapping[int, int] | None, sample: Sample | None = None
     ) -> None:
-        """Count output as progress, unless no main thread wrote anything.
+        """Count output as progress, unless no main thread wrote anything since the last call.
 
-        A thread beside the main one may print a progress bar for ever. If unknown, assume
-        progress.
+        A thread beside the main one may print a progress bar for ever. Without knowledge of the
+        writes, the output counts.
 
         Args:
-            printed: Time of the last output.
+            printed: Time of the last output (monotonic clock).
             writes: As ``Sample.writes``.
-            sample: The sample that was taken with them, if one was.
+            sample: The sample that was taken with them; None for none.
         """
         before, self._writes = self._writes, writes
         is_silent = before is not None and writes is not None and before == writes
@@ -237,12 +262,17 @@ class HangDetector:
                 process = sample.processes.get(pid)
                 if process is None:
                     continue
+                # Another thread or process may print for the work of such a rank.
                 if not process.stack or waits_in_a_package(process.stack):
                     is_silent = False
         if not is_silent:
             self._spoke_at = max(self._spoke_at, printed)
 
     def _note_sample(self, sample: Sample) -> None:
+        """Compare a sample with the one before, tell the leader of a change, plan the next tick.
+
+        Adds to ``idle`` if neither the samples nor output showed progress.
+        """
         if self._before is not None:
             is_searching = self._context.searching()
             if not is_searching and find_progress(self._before, sample, self._history):
@@ -251,31 +281,40 @@ class HangDetector:
                 self.idle += sample.at - self._before.at
         self._before = sample
         self._history.add(sample)
-        self._judge()
+        self._tell_change()
         self._tick_in(_pause(self._context.limit))
 
     def _last_sign(self) -> float:
+        """Return the time of the last sign of progress (monotonic clock)."""
         return max(self._moved_at, self._spoke_at)
 
-    def _judge(self) -> None:
-        """Tell the leader when this host becomes quiet, or moves again."""
-        quiet = time.monotonic() - self._last_sign() >= self._context.limit
-        if quiet == self._quiet:
+    def _tell_change(self) -> None:
+        """Tell the leader if this host has become quiet, or makes progress again.
+
+        A host is quiet after ``limit`` seconds without a sign of progress.
+        """
+        is_quiet = time.monotonic() - self._last_sign() >= self._context.limit
+        if is_quiet == self._is_quiet:
             return
-        self._quiet = quiet
+        self._is_quiet = is_quiet
         if self._context.leader:
-            self._note_quiet(self._context.member, quiet)
+            self._note_quiet(self._context.member, is_quiet)
         else:
-            self._context.tell({"what": "quiet", "quiet": quiet})
+            self._context.tell({"what": "quiet", "quiet": is_quiet})
 
     def _take_final_sample(self, round_: int) -> None:
-        """Answer the leader: is there still no progress, and where is each rank?
+        """Sample this host for a report, and send the leader the place of each rank.
 
-        The answer has no stacks: they are kept for this host's report.
+        Nothing is sent if there was progress meanwhile. The stacks are not sent, but kept for this
+        host's report.
+
+        Args:
+            round_: Number of the leader's question, which the answer repeats.
         """
         roots, before, context = self._context.roots(), self._before, self._context
         history, printed = self._history, context.printed()
 
+        # In a thread.
         def take() -> _FinalSample:
             sample = self._sampler.sample(roots, before)
             if before is not None and find_progress(before, sample, history):
@@ -293,7 +332,8 @@ class HangDetector:
             writes = self._sampler.writes(roots)
             return _FinalSample(sample, writes, rows, records, remarks(ras), text)
 
-        def taken(final: _FinalSample) -> None:
+        # In the loop's thread.
+        def answer(final: _FinalSample) -> None:
             sample, self._stacks = final.sample, final.text
             self._note_output(printed, sample.writes, sample)
             # Again, for output while the stacks were read.
@@ -301,7 +341,7 @@ class HangDetector:
             self._before = sample
             if final.moved or self._last_sign() > sample.at:
                 self._moved_at = max(self._moved_at, sample.at)
-                self._judge()
+                self._tell_change()
                 return
             records: dict[str, Json] = {
                 "what": "records",
@@ -322,17 +362,23 @@ class HangDetector:
                 context.tell(records)
             context.tell(rows)
 
-        self._in_thread(take, taken)
+        self._in_thread(take, answer)
 
     # --- the leader -------------------------------------------------------------------------------
     def _note_quiet(self, host: str, quiet: bool) -> None:
-        """Note that a host, also this one, has become quiet or moves again."""
+        """Note that a host, also this one, has become quiet or makes progress again.
+
+        When all hosts are quiet, each is asked for the places of its ranks, once for each hang.
+        """
         if not quiet:
             self._quiet_hosts.discard(host)
+            # The hang is over, or was none: a later one is reported anew.
             self._is_round_open = self._reported = False
             return
         self._quiet_hosts.add(host)
-        if self._is_round_open or self._reported or not self._quiet_hosts.issuperset(self._all()):
+        if self._is_round_open or self._reported:
+            return
+        if not self._quiet_hosts.issuperset(self._members()):
             return
         self._is_round_open = True
         self._round += 1
@@ -344,26 +390,40 @@ class HangDetector:
         round_ = self._round
         self._after(_ANSWER_SECONDS, lambda: self._decide(round_))
 
-    def _all(self) -> tuple[str, ...]:
+    def _members(self) -> tuple[str, ...]:
+        """Return all launchers that the job still has, this one first."""
         return (self._context.member, *self._context.others())
 
     def _note_answer(self, host: str, message: Mapping[str, Json]) -> None:
-        """Collect the answer of a host, also of this one, in a round."""
+        """Keep an answer of a host, also of this one; report the hang when all have answered.
+
+        Args:
+            host: The host.
+            message: With ``what``: ``records`` (flight recorder and RAS, may be left out), then
+                ``rows`` (the places of its ranks). An answer to an earlier question is ignored.
+        """
         if number(message.get("round")) != self._round:
             return
         if message.get("what") == "records":
             records = message.get("records")
             if isinstance(records, list):
                 self._records += records
+            # Any rank knows all of NCCL's communicators, so the first answer has everything.
             if not self._ras:
                 self._ras = [one_line(line) for line in texts(message.get("ras"))]
             return
         self._rows[host] = read_documents(host, message.get("rows"))
-        if self._is_round_open and set(self._rows) >= set(self._all()):
+        if self._is_round_open and set(self._rows) >= set(self._members()):
             self._decide(self._round)
 
     def _decide(self, round_: int) -> None:
-        """Report the hang, when all hosts have answered or their time is over."""
+        """Report the hang on every host, and end the job if a hang is to end it.
+
+        Called when all hosts have answered, or when their time is over.
+
+        Args:
+            round_: Number of the question; a question that is over is ignored.
+        """
         if not self._is_round_open or round_ != self._round:
             return
         self._is_round_open = False
@@ -371,10 +431,9 @@ class HangDetector:
         rows: list[Row] = []
         for host_rows in self._rows.values():
             rows += host_rows
-        silent = sorted(set(self._all()) - set(self._rows))
-        verdict = name_outliers(
-            rows, silent, self._context.limit, find_missing_calls(self._records)
-        )
+        silent = sorted(set(self._members()) - set(self._rows))
+        missing_calls = find_missing_calls(self._records)
+        verdict = name_outliers(rows, silent, self._context.limit, missing_calls)
         lines = grid(rows, verdict.outliers, silent)
         ras = [f"NCCL's RAS: {line}" for line in self._ras]
         text = "\n".join(filter(None, (verdict.text, *ras, as_text(lines))))
@@ -383,15 +442,23 @@ class HangDetector:
         if lines:
             heading = verdict.cause.partition(":")[0]
             svg = as_svg(lines, heading, self._context.redact)
-        written = self._report(text, svg)
+        stacks_path = self._report(text, svg)
         if self._context.fails:
+            # The first line of the text is the cause itself.
             details = [*verdict.text.splitlines()[1:], *ras]
-            if written:
-                details.insert(0, f"stacks of the ranks of each host: {written}")
+            if stacks_path:
+                details.insert(0, f"stacks of the ranks of each host: {stacks_path}")
             self._fail(verdict, details)
 
     def _fail(self, verdict: Diagnosis, details: Iterable[str]) -> None:
-        """End the job: its failure is that of the first outlier, or of no rank."""
+        """End the job with status ``names.EXIT_HANG``.
+
+        The failure is that of the first outlier, or of this host and no rank.
+
+        Args:
+            verdict: The diagnosis.
+            details: Lines below the cause.
+        """
         host, rank = self._context.host, -1
         if verdict.outliers:
             host, rank = verdict.outliers[0].host, verdict.outliers[0].rank
@@ -411,17 +478,23 @@ class HangDetector:
     def _report(self, text: str, svg: str = "") -> str:
         """Log the leader's text, and write this host's stacks and the picture of the job.
 
+        Args:
+            text: The diagnosis.
+            svg: The picture; ``""`` for none.
+
         Returns:
-            The place of the stacks below SageMaker's base directory; "" if none were written.
+            The place of the stacks below SageMaker's base directory, with HOST for the host's name.
+            ``""`` if no file was written: no stacks, too many reports, or an error, which is
+            logged.
         """
         for line in text.splitlines():
             self._context.log(line)
-        if not self._stacks or self._written >= _FILES:
+        if not self._stacks or self._written_reports >= _FILES:
             return ""
-        self._written += 1
+        self._written_reports += 1
         stem = "hang"
-        if self._written > 1:
-            stem += f"-{self._written}"
+        if self._written_reports > 1:
+            stem += f"-{self._written_reports}"
         folder, host, member = self._context.output, self._context.host, self._context.member
         name = f"{stem}-{host}.txt"
         if member != host:
@@ -441,7 +514,7 @@ class HangDetector:
 
     # --- helpers ----------------------------------------------------------------------------------
     def _tick_in(self, seconds: float) -> None:
-        """Tick after so many seconds; replaces an earlier call that has not ticked yet."""
+        """Tick after so many seconds, in place of an earlier tick that has not come yet."""
         self._turn += 1
         turn = self._turn
 
@@ -452,8 +525,10 @@ class HangDetector:
         self._after(seconds, tick)
 
     def _after(self, seconds: float, action: Callable[[], None]) -> None:
+        """Call an action after so many seconds, unless the detector has ended by then."""
+
         def act() -> None:
-            if not self._over:
+            if not self._is_over:
                 action()
 
         self._loop.after(seconds, act)
@@ -461,12 +536,16 @@ class HangDetector:
     def _in_thread(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
         """Work in a thread, then call ``then`` with the result, in the loop's thread.
 
-        Work that fails or does not return shows nothing, and the next sample is taken as after
-        any other: the detector runs for as long as the job.
+        After work that failed or did not return, ``then`` is not called: the first time is logged,
+        and the next tick is planned. So the detector runs for as long as the job.
+
+        Args:
+            work: Takes a sample; None is a result like any other.
+            then: Takes the result; not called after ``end``.
         """
 
         def done(result: tuple[T] | None) -> None:
-            if self._over:
+            if self._is_over:
                 return
             if result is not None:
                 self._unanswered = 0
@@ -477,13 +556,15 @@ class HangDetector:
                 self._context.log(
                     "a look for a hang shows nothing: it failed, or has not returned; looking again"
                 )
-            # Each sample that does not return keeps a thread, so they become rare.
+            # Each sample that does not return keeps a thread, so they become rare. The exponent is
+            # bounded, because a job may run for weeks.
             pause = _pause(self._context.limit) * 2 ** min(self._unanswered, 10)
             self._tick_in(min(pause, _LONGEST_PAUSE_AFTER_NONE))
 
+        # A tuple, because the loop reports work without a result as None.
         self._loop.look(lambda: (work(),), _NEVER_SECONDS, done)
 
 
 def _pause(limit: float) -> float:
-    """Return the seconds between two samples, for a limit of so many seconds."""
+    """Return the seconds between two samples, for a limit in seconds: 0.5 to 30."""
     return min(max(limit / _SAMPLES, _SHORTEST_PAUSE), _LONGEST_PAUSE)

@@ -18,16 +18,23 @@ import select
 import time
 from collections import Counter
 from pathlib import Path
-from typing import NoReturn, Sequence
+from typing import Any, NoReturn, Sequence
 
 from trainworks_launcher.contract.files import written_at
 from trainworks_launcher.contract.json_values import Json, mapping, printable
 from trainworks_launcher.supervise.hang.missing_collectives import format_ranks
 
 _LOOK_SECONDS = 0.1
-_BYTES = 64 << 20
+_RECORD_BYTES = 64 << 20
+"""Size of a record that is read."""
+
 _MESSAGE_BYTES = 60000
-_CALLS, _NAME = 3, 60
+"""Size of all records of a host as JSON: they are one message."""
+
+_CALLS = 3
+"""Open collectives of one group that are kept."""
+
+_NAME_CHARACTERS = 60
 _PEER = re.compile(r"(?:send|recv) \d+(?:->|<-)(\d+)$")
 _ALIKE = ("all_reduce", "allreduce", "broadcast", "reduce")
 """Collectives whose tensors have one size on all ranks."""
@@ -47,13 +54,18 @@ class Recorder:
         self._file = file
 
     def request_records(self, ranks: Sequence[int], seconds: float) -> list[Json]:
-        """Request the records of ranks.
+        """Request the records of ranks, and wait for them, bounded. Blocks the thread.
+
+        Args:
+            ranks: The ranks of this host.
+            seconds: Bound of the wait.
 
         Returns:
-            Those that came within so many seconds, as a part of a message.
+            The records that came in time (``record_of``), within the size of a message. ``[]`` if
+            torch's flight recorder is off.
         """
         deadline = time.monotonic() + seconds
-        waiting = {}
+        waiting = {}  # rank -> time at which its earlier record was written
         if self._pipe and self._file:
             for rank in ranks:
                 before = self._ask(rank)
@@ -67,6 +79,7 @@ class Recorder:
                     continue
                 document = record_of(rank, self._read(rank))
                 if not document:
+                    # The rank is still writing.
                     continue
                 size += len(json.dumps(document))
                 if size < _MESSAGE_BYTES:
@@ -81,9 +94,11 @@ class Recorder:
         """Request the record of a rank.
 
         Returns:
-            A value that changes when the rank writes its record; None if the rank has no FIFO.
+            The time at which its earlier record was written, in nanoseconds since 1970; 0 for none.
+            The time changes when the rank writes the new one. None if the rank has no FIFO.
         """
         try:
+            # Without O_NONBLOCK the open would wait until the rank reads.
             pipe = os.open(f"{self._pipe}{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK)
         except OSError:
             return None
@@ -94,12 +109,13 @@ class Recorder:
         return before
 
     def _read(self, rank: int) -> bytes:
+        """Return the record file of a rank; empty if it cannot be read."""
         with contextlib.suppress(OSError), Path(f"{self._file}{rank}").open("rb") as opened:
-            return opened.read(_BYTES)
+            return opened.read(_RECORD_BYTES)
         return b""
 
 
-class _Plain(pickle.Unpickler):
+class _PlainUnpickler(pickle.Unpickler):
     """Reads numbers, texts, lists and dictionaries only; refuses classes, which may run code."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
@@ -115,40 +131,59 @@ def record_of(rank: int, data: bytes) -> dict[str, Json]:
         data: Content of the file.
 
     Returns:
-        ``{}`` if the file is not a complete record. Else ``groups``: name -> [description, ranks,
-        number of the last call]; ``open``: the first few calls of each group that have not ended,
-        in order: [group, number, call, place in the group of the rank that it goes to or comes
-        from, else -1].
+        ``{}`` if the file is not a complete record. Else ``rank``; ``groups``: name ->
+        [description, ranks, number of the last call]; ``open``: the first few calls of each group
+        that have not ended, in order: [group, number, call, place in the group of the rank that it
+        goes to or comes from, else -1]. For example ``["0", 17, "all_reduce of sizes [[8]]", -1]``.
     """
     try:
-        dump = _Plain(io.BytesIO(data)).load()
-        config = mapping(dump.get("pg_config"))
-        groups: dict[str, Json] = {}
-        last: dict[str, int] = {}
-        open_: list[Json] = []
-        count: Counter[str] = Counter()
-        for row in dump["entries"]:
-            name, about = (printable(str(word))[:_NAME] for word in row["process_group"])
-            call = printable(row["profiling_name"].rpartition(":")[2])[:_NAME]
-            to_one = row.get("is_p2p")
-            seq = -1 if to_one else row["collective_seq_id"]
-            last[name] = max(last.get(name, -1), seq)
-            listed = mapping(config.get(name)).get("ranks")
-            ranks = map(int, re.findall(r"\d+", str(listed or "")))
-            groups[name] = [about, format_ranks(ranks), last[name]]
-            peer = _PEER.search(call)
-            if row["state"] == "completed" or row.get("retired") or (to_one and not peer):
-                continue
-
-            # Of calls to one rank the first of each kind, of collectives the first few.
-            counted, most, place = name, _CALLS, -1
-            if to_one and peer:
-                counted, most, place = f"{name} {call}", 1, int(peer[1])
-            count[counted] += 1
-            if count[counted] <= most:
-                if call in _ALIKE:
-                    call += f" of sizes {row.get('input_sizes')}"[:_NAME]
-                open_.append([name, seq, call, place])
+        return _extract_calls(rank, _PlainUnpickler(io.BytesIO(data)).load())
     except Exception:  # noqa: BLE001  (a file that is being written may hold anything)
         return {}
-    return {"rank": rank, "groups": groups, "open": open_}
+
+
+def _extract_calls(rank: int, dump: Any) -> dict[str, Json]:
+    """Return the document of ``record_of``.
+
+    Args:
+        rank: The rank.
+        dump: torch's record: ``entries``, the calls in order, and ``pg_config``, the groups.
+
+    Raises:
+        Exception: The record has another form.
+    """
+    config = mapping(dump.get("pg_config"))
+    groups: dict[str, Json] = {}
+    last_numbers: dict[str, int] = {}
+    open_calls: list[Json] = []
+    count: Counter[str] = Counter()
+    for entry in dump["entries"]:
+        name, description = (
+            printable(str(word))[:_NAME_CHARACTERS] for word in entry["process_group"]
+        )
+        # For example "nccl:all_reduce", or "nccl:send 0->1".
+        call = printable(entry["profiling_name"].rpartition(":")[2])[:_NAME_CHARACTERS]
+        is_to_one = entry.get("is_p2p")
+        # Calls to one rank are not numbered in the same way on both ranks.
+        number = -1 if is_to_one else entry["collective_seq_id"]
+        last_numbers[name] = max(last_numbers.get(name, -1), number)
+        ranks_text = str(mapping(config.get(name)).get("ranks") or "")
+        ranks = map(int, re.findall(r"\d+", ranks_text))
+        groups[name] = [description, format_ranks(ranks), last_numbers[name]]
+        peer = _PEER.search(call)
+        has_ended = entry["state"] == "completed" or entry.get("retired")
+        if has_ended or (is_to_one and not peer):
+            continue
+
+        # Of calls to one rank the first of each kind is kept, of collectives the first few.
+        kind, limit, place = name, _CALLS, -1
+        if is_to_one and peer:
+            kind, limit, place = f"{name} {call}", 1, int(peer[1])
+        count[kind] += 1
+        if count[kind] > limit:
+            continue
+        if call in _ALIKE:
+            # Ranks with other sizes have called something else.
+            call += f" of sizes {entry.get('input_sizes')}"[:_NAME_CHARACTERS]
+        open_calls.append([name, number, call, place])
+    return {"rank": rank, "groups": groups, "open": open_calls}

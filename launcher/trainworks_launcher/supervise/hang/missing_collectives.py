@@ -85,7 +85,12 @@ def find_missing_calls(documents: Sequence[Json]) -> MissingCalls:
     """Find the ranks that have not made a call in which others wait.
 
     Args:
-        documents: Records of the ranks of all hosts (``record_of``).
+        documents: Records of the ranks of all hosts (``flight_recorder.record_of``); those in
+            another form are ignored.
+
+    Returns:
+        The ranks at fault, and lines for people. Without ranks that wait for others: a line about
+        a call that all ranks wait in, if there is one.
     """
     records = _parse_records(documents)
     group_names = _names_of_groups(records)
@@ -97,6 +102,7 @@ def find_missing_calls(documents: Sequence[Json]) -> MissingCalls:
     calls = _collect_callers(records)
     mismatch = _find_mismatch(calls, group_names)
     if mismatch is not None and not at_fault:
+        # Different calls with one number also look like ranks that wait for each other.
         at_fault = mismatch.ranks
         lines = [*mismatch.lines, *lines]
     elif calls and not missing:
@@ -123,7 +129,7 @@ def _parse_records(documents: Any) -> dict[int, _Record]:
 
 
 def _names_of_groups(records: Mapping[int, _Record]) -> dict[str, str]:
-    """Return name of a group -> its name for people."""
+    """Return name of a group -> its name for people: its description, else ``group NAME``."""
     group_names = {}
     for record in records.values():
         for name, group in record.groups.items():
@@ -133,7 +139,7 @@ def _names_of_groups(records: Mapping[int, _Record]) -> dict[str, str]:
 
 
 def _collect_members(records: Mapping[int, _Record]) -> dict[str, set[int]]:
-    """Return name of a group -> its ranks."""
+    """Return name of a group -> its ranks, as far as the records show them."""
     members: dict[str, set[int]] = {}
     for rank, record in records.items():
         for name, group in record.groups.items():
@@ -141,12 +147,16 @@ def _collect_members(records: Mapping[int, _Record]) -> dict[str, set[int]]:
             if group.ranks:
                 ranks.update(group.ranks)
             elif group.about == "default_pg":
+                # torch's name for the group of all ranks.
                 ranks.update(records)
     return members
 
 
 def _collect_callers(records: Mapping[int, _Record]) -> dict[Call, list[int]]:
-    """Return collective that has not ended -> the ranks that wait in it."""
+    """Return collective that has not ended -> the ranks that wait in it.
+
+    Calls to a single rank are left out.
+    """
     callers: dict[Call, list[int]] = {}
     for rank, record in records.items():
         for call, _ in record.open_calls:
@@ -156,7 +166,10 @@ def _collect_callers(records: Mapping[int, _Record]) -> dict[Call, list[int]]:
 
 
 def _find_waits(records: Mapping[int, _Record]) -> _Waits:
-    """Return which rank waits for which; of several calls the first one counts."""
+    """Return rank that waits -> rank that it waits for -> the call.
+
+    Of several calls between two ranks the first one counts.
+    """
     waits: dict[int, dict[int, Call]] = {}
     late: dict[Call, list[int]] = {}
     to_one: dict[tuple[int, int], Call] = {}
@@ -165,6 +178,7 @@ def _find_waits(records: Mapping[int, _Record]) -> _Waits:
         for call, peer in record.open_calls:
             group = members.get(call.group, set())
             if call.seq < 0:
+                # A call to the rank at this place of the group.
                 if 0 <= peer < len(group):
                     to_one[rank, sorted(group)[peer]] = call
                 continue
@@ -199,19 +213,23 @@ def _missing_ranks(waits: _Waits) -> list[int]:
 
 
 def _ranks_at_fault(waits: _Waits, records: Mapping[int, _Record]) -> tuple[int, ...]:
-    """Return the ranks that keep the others waiting; () if not known."""
+    """Return the ranks that keep the others waiting; () if not known.
+
+    These are the awaited ranks that wait for no other. If every rank waits, it is the rank for
+    which most wait: that rank has left out a call.
+    """
     missing = _missing_ranks(waits)
-    free = tuple(rank for rank in missing if rank in records and rank not in waits)
-    if free or not missing:
-        return free
-    # Every rank waits: the one for which most wait has left out a call.
-    times: Counter[int] = Counter()
+    not_waiting = tuple(rank for rank in missing if rank in records and rank not in waits)
+    if not_waiting or not missing:
+        return not_waiting
+    waiters: Counter[int] = Counter()
     for row in waits.values():
-        times.update(row.keys())
-    (most, count), *others = times.most_common(2)
-    if most not in records or any(fewer == count for _, fewer in others):
+        waiters.update(row.keys())
+    (most_awaited, count), *others = waiters.most_common(2)
+    is_tie = any(other_count == count for _, other_count in others)
+    if most_awaited not in records or is_tie:
         return ()
-    return (most,)
+    return (most_awaited,)
 
 
 def _write_lines(
@@ -220,10 +238,21 @@ def _write_lines(
     records: Mapping[int, _Record],
     group_names: Mapping[str, str],
 ) -> list[str]:
-    """Write a line for each call that some of these ranks have not made."""
+    """Write a line for each call that some of these ranks have not made.
+
+    For example ``rank 3 has not called all_reduce of default_pg (call 17), in which ranks 0-2
+    wait``.
+
+    Args:
+        ranks: The ranks; others wait for each of them.
+        waits: Which rank waits for which.
+        records: All records; a rank without one has ``left no record of`` the call.
+        group_names: Name of a group -> its name for people.
+    """
     missing_from: dict[Call, list[int]] = {}
     for rank in ranks:
         calls = Counter(row[rank] for row in waits.values() if rank in row)
+        # The call that most ranks wait in; of several the earliest.
         call = max(calls, key=lambda call: (calls[call], -call.seq))
         missing_from.setdefault(call, []).append(rank)
 
@@ -301,7 +330,11 @@ def format_ranks(ranks: Iterable[int]) -> str:
 
 
 def _run_at_start(ranks: Sequence[int]) -> tuple[int, int]:
-    """Return the number of ranks at the start with equal distances, and the distance."""
+    """Return the number of ranks at the start with equal distances, and the distance.
+
+    >>> _run_at_start([0, 8, 16, 17])
+    (3, 8)
+    """
     if len(ranks) < 2:
         return 1, 1
     step = ranks[1] - ranks[0]
@@ -312,7 +345,11 @@ def _run_at_start(ranks: Sequence[int]) -> tuple[int, int]:
 
 
 def _parse_ranks(text: str) -> set[int]:
-    """Parse ranks in the form of ``format_ranks``."""
+    """Parse ranks in the form of ``format_ranks``; other parts of the text are ignored.
+
+    >>> sorted(_parse_ranks("0-2,8"))
+    [0, 1, 2, 8]
+    """
     ranks: set[int] = set()
     for first, until, step in re.findall(r"(\d{1,5})(?:-(\d{1,5}))?(?::(\d{1,5}))?", text):
         last = int(until or first)

@@ -11,11 +11,12 @@ import time
 
 _ADDRESS = "localhost:28028"
 _REPORT_BYTES = 1 << 20
-_LINES = 6
+_REMARKS = 6
+"""Lines of the report that are shown."""
 
 
 def nccl_report(seconds: float, address: str = "") -> str:
-    """Request RAS's report.
+    """Request the report of NCCL's RAS over TCP, and wait for it, bounded. Blocks the thread.
 
     Args:
         seconds: Limit of the wait.
@@ -42,8 +43,9 @@ def nccl_report(seconds: float, address: str = "") -> str:
 
 
 def remarks(report: str) -> list[str]:
-    """Return the first lines below the report's headings "Errors" and "Warnings", without empty
-    ones.
+    """Return the lines below the headings "Errors" and "Warnings" of RAS's report.
+
+    Empty lines are left out, and only the first six are returned; ``[]`` for none.
     """
     lines = report.splitlines()
     is_in_section = False
@@ -54,4 +56,4 @@ def remarks(report: str) -> list[str]:
             is_in_section = line.strip() in ("Errors", "Warnings")
         elif is_in_section and line.strip() and set(line) != {"="}:
             section_lines.append(line.strip())
-    return section_lines[:_LINES]
+    return section_lines[:_REMARKS]

@@ -36,7 +36,10 @@ BYTES_PER_SECOND = 256 * 1024
 """Rate from which bytes count. Stores, keep-alives and monitors of a job that hangs move less."""
 
 POLLING_SHARE = 0.05
-"""Share of one CPU below which a main thread that sleeps in both samples only polls."""
+"""Share of one CPU below which a main thread that sleeps in a sample only polls."""
+
+_NANOSECONDS = 1e9
+"""In a second."""
 
 
 class CpuTime(NamedTuple):
@@ -142,6 +145,7 @@ class StackHistory:
 
 
 _STACKS = 64
+"""Different stacks of a process that are remembered."""
 
 
 class _Pair(NamedTuple):
@@ -152,12 +156,13 @@ class _Pair(NamedTuple):
 
 
 def find_progress(before: Sample, after: Sample, history: StackHistory | None = None) -> str:
-    """Compare two samples.
+    """Find progress of a host between two samples.
 
     Args:
         before: The first sample.
         after: The second one.
-        history: The stacks of this stall; None counts every changed stack as progress.
+        history: The stacks of this stall: a stack that was there before is no progress. None counts
+            every changed stack.
 
     Returns:
         The progress in words, for example ``a stack changed``; ``""`` for none.
@@ -179,12 +184,14 @@ def find_progress(before: Sample, after: Sample, history: StackHistory | None = 
         pairs.append(pair)
         if history is None or not history.has(pid, process):
             fresh_stacks.append(pair)
+    # Other programs that start again and again, such as a monitor's, are no progress.
     if any(process.stack for process in new):
         return "a Python process was started"
     if any(_is_importing(pair, seconds) for pair in pairs):
         return "a module is being imported"
     for pair in fresh_stacks:
         stack, old_stack = pair.now.stack, pair.before.stack
+        # An empty stack could not be read.
         is_changed = stack and old_stack and stack != old_stack
         if is_changed and not _only_polls(pair, seconds):
             return "a stack changed"
@@ -211,7 +218,13 @@ def _works_and_writes(pair: _Pair, seconds: float) -> bool:
 
 
 def _work_of_programs(new: Sequence[Process], pairs: Sequence[_Pair], seconds: float) -> float:
-    """Return the seconds of CPU time that the processes other than Python took, or wanted."""
+    """Return the seconds of CPU time that the processes other than Python took, or wanted.
+
+    Args:
+        new: Processes that the first sample does not have.
+        pairs: The others.
+        seconds: Time between the samples.
+    """
     work = 0.0
     for process in new:
         if not process.stack:
@@ -226,20 +239,25 @@ def _work_of_programs(new: Sequence[Process], pairs: Sequence[_Pair], seconds: f
 
 
 def _is_importing(pair: _Pair, seconds: float) -> bool:
-    """Return whether Python is importing a module, and waits for pages or a CPU, or takes one.
+    """Return whether Python was importing a module in both samples, and went on with that.
 
-    The import itself is the innermost call: a module that runs its own lines has another one.
+    It went on if it waited for pages of a file, or took a CPU or waited for one.
+
+    Args:
+        pair: The process.
+        seconds: Time between the samples.
     """
     for process in pair:
         main = main_thread(process.stack)
         if main is None or not main.frames:
             return False
+        # The import itself is the innermost call: a module that runs its own lines has another one.
         if not main.frames[0].file.startswith("<frozen importlib"):
             return False
     if pair.now.faults > pair.before.faults or pair.now.state == "D":
         return True
-    took = sum(pair.now.main) - sum(pair.before.main)
-    return took >= POLLING_SHARE * seconds * 1e9
+    nanoseconds = sum(pair.now.main) - sum(pair.before.main)
+    return nanoseconds >= POLLING_SHARE * seconds * _NANOSECONDS
 
 
 def _only_polls(pair: _Pair, seconds: float) -> bool:
@@ -262,6 +280,7 @@ def _only_polls(pair: _Pair, seconds: float) -> bool:
 
 
 def _outer_hash(threads: Sequence[Thread]) -> int:
+    """Return ``Thread.outer`` of the main thread; 0 without one."""
     main = main_thread(threads)
     if main is None:
         return 0
@@ -269,14 +288,20 @@ def _outer_hash(threads: Sequence[Thread]) -> int:
 
 
 def _wanted_cpu_seconds(pair: _Pair, seconds: float) -> float:
-    """Return the seconds of CPU time that a process would have taken, with a CPU for each of its
-    threads.
+    """Return the seconds of CPU time that a process would have taken with a CPU for each thread.
+
+    On a busy host that is more than the CPU time that the process took.
+
+    Args:
+        pair: The process.
+        seconds: Time between the samples.
     """
     missed = 0.0
     for thread, now in pair.now.threads.items():
         before = pair.before.threads.get(thread, CpuTime(0, 0))
-        took = (now.ran - before.ran) / 1e9
-        missed += max(0.0, _running_share(now, before, seconds) * seconds - took)
+        took = (now.ran - before.ran) / _NANOSECONDS
+        wanted = _running_share(now, before, seconds) * seconds
+        missed += max(0.0, wanted - took)
     return max(0.0, pair.now.cpu - pair.before.cpu) + missed
 
 
@@ -292,8 +317,8 @@ def _running_share(now: CpuTime, before: CpuTime, seconds: float) -> float:
         before: The same, earlier.
         seconds: Time between the two.
     """
-    ran = (now.ran - before.ran) / 1e9
-    waited = (now.waited - before.waited) / 1e9
+    ran = (now.ran - before.ran) / _NANOSECONDS
+    waited = (now.waited - before.waited) / _NANOSECONDS
     if ran <= 0:
         return 0.0
     return ran / max(seconds - waited, ran)

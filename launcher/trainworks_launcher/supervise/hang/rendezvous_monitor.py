@@ -34,20 +34,23 @@ from trainworks_launcher.supervise.hang.detector import DetectorContext
 from trainworks_launcher.supervise.hang.sampling import LONGEST_SECONDS, Root, Sampler
 from trainworks_launcher.supervise.hang.stacks import Thread, main_thread
 
-_SHOWN = 8
-_LONGEST = 400
+_SHOWN_RANKS = 8
+_SHOWN_ADDRESSES = 3
+_LONGEST_ROW = 400
+"""Characters of a rank's sentence from another host."""
+
 _AGAIN_SECONDS = 15.0
-"""Between two questions while ranks search. The places at the end of the job are older than this by
-the time of a sample at most.
+"""Seconds between two questions while ranks search. The places at the end of the job are older than
+this by the time of a sample at most.
 """
 
 _SYN_SENT = "02"  # Linux, include/net/tcp_states.h
 
-_RENDEZVOUS = re.compile(
+_RENDEZVOUS_FILES = re.compile(
     r"/torch/distributed/(rendezvous\.py|elastic/rendezvous/\w+\.py)$|/mpi4py/MPI\b"
 )
-_JOINS = ("init_process_group", "init_rpc", "initialize_runtime")
-"""Files and functions in which a rank looks for the others, before its first collective."""
+_RENDEZVOUS_FUNCTIONS = ("init_process_group", "init_rpc", "initialize_runtime")
+"""Functions in which a rank looks for the others, before its first collective."""
 
 
 class RendezvousMonitor:
@@ -62,19 +65,27 @@ class RendezvousMonitor:
     def __init__(
         self, loop: Loop, sampler: Sampler, context: DetectorContext, started: float
     ) -> None:
-        """Take no sample before ``ask``. started: start of the program (monotonic clock)."""
+        """Take no sample before ``ask``, or a question of the leader.
+
+        Args:
+            loop: The loop of the run.
+            sampler: Takes the samples.
+            context: The host and the job.
+            started: Start of the program (monotonic clock).
+        """
         self._loop = loop
         self._sampler = sampler
         self._context = context
         self._started = started
-        self._lines: dict[str, Sequence[str]] = {}
+        self._is_over = False
+        self.searching = False
+        # Of the leader: the answers to its last question, by host.
+        self._rows_by_host: dict[str, Sequence[str]] = {}
         self._some_search = False
         self._is_question_open = False
-        self._over = False
         self._is_logged = False
         self._turn = 0
         self._last_words = ""
-        self.searching = False
 
     @property
     def last_words(self) -> str:
@@ -85,15 +96,19 @@ class RendezvousMonitor:
         return self._last_words
 
     def end(self) -> None:
-        """Stop: the job ends."""
-        self._over = True
+        """Take no more samples and ask nothing more: the job ends."""
+        self._is_over = True
 
     def ask(self) -> None:
-        """Ask every host for the places of its ranks, on the leader."""
-        if self._over:
+        """Ask every host for the places of its ranks, on the leader.
+
+        If a rank still searches, the places are logged, the first time only, and the hosts are
+        asked again after ``_AGAIN_SECONDS``.
+        """
+        if self._is_over:
             return
         self._is_question_open = True
-        self._lines.clear()
+        self._rows_by_host.clear()
         self._some_search = False
         self._turn += 1
         turn = self._turn
@@ -102,78 +117,105 @@ class RendezvousMonitor:
         self._loop.after(LONGEST_SECONDS, lambda: self._conclude(turn))
 
     def receive(self, host: str, message: Mapping[str, Json]) -> None:
-        """Handle the leader's question, or a host's answer."""
-        if self._over:
+        """Handle the leader's question, or on the leader a host's answer.
+
+        Args:
+            host: The sender.
+            message: With ``what``: ``start`` (the question), or ``started`` with ``rows`` and
+                ``searching``.
+        """
+        if self._is_over:
             return
         if message.get("what") == "start" and not self._context.leader:
             self._take_sample()
         elif message.get("what") == "started" and self._context.leader:
-            rows = [one_line(row, _LONGEST) for row in texts(message.get("rows"))]
+            rows = [one_line(row, _LONGEST_ROW) for row in texts(message.get("rows"))]
             self._note_answer(host, rows, message.get("searching") is True)
 
     # --- this host --------------------------------------------------------------------------------
     def _take_sample(self) -> None:
+        """Sample the ranks of this host in a thread, and send the leader their places.
+
+        Sets ``searching``. If the sample fails, the answer has no place.
+        """
         roots = self._context.roots()
         host = self._context.host
         reader, writer = os.pipe()
         results: list[Places] = []
 
+        # In the thread.
         def take() -> None:
             try:
                 results.append(places_of(roots, host, self._sampler))
             finally:
+                # The reader's end becomes readable, which wakes the loop.
                 os.close(writer)
 
-        def taken(_: int) -> None:
+        # In the loop's thread.
+        def answer(_: int) -> None:
             self._loop.unwatch(reader)
             os.close(reader)
-            # The thread has failed if there is no result.
-            places = results[0] if results else Places([], False)
+            places = Places([], False)
+            if results:
+                places = results[0]
             self.searching = places.searching
-            if self._over:
+            if self._is_over:
                 return
             if self._context.leader:
                 self._note_answer(self._context.member, places.rows, self.searching)
             else:
-                rows: list[Json] = [*places.rows[:_SHOWN]]
+                rows: list[Json] = [*places.rows[:_SHOWN_RANKS]]
                 self._context.tell({"what": "started", "rows": rows, "searching": self.searching})
 
-        self._loop.watch(reader, READ, taken)
+        self._loop.watch(reader, READ, answer)
         thread = threading.Thread(target=take, name="trainworks-start", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # this host can start no further thread
+        except RuntimeError:
+            # This host can start no further thread: it answers without a place.
             os.close(writer)
 
     # --- the leader -------------------------------------------------------------------------------
     def _note_answer(self, host: str, rows: Sequence[str], searching: bool) -> None:
-        self._lines[host] = rows
-        self._some_search |= searching
-        if set(self._lines) >= {self._context.member, *self._context.others()}:
-            self._conclude(self._turn)
-
-    def _conclude(self, turn: int) -> None:
-        """Log the places of the ranks, when all hosts have answered or their time is over.
-
-        A later answer counts for the next question.
+        """Keep the answer of a host, also of this one; conclude when all have answered.
 
         Args:
-            turn: Number of the question.
+            host: The host.
+            rows: A sentence for each of its ranks.
+            searching: Whether one of them still looks for the others.
         """
-        if self._over or not self._is_question_open or turn != self._turn:
+        self._rows_by_host[host] = rows
+        self._some_search |= searching
+        if set(self._rows_by_host) >= self._members():
+            self._conclude(self._turn)
+
+    def _members(self) -> set[str]:
+        """Return all launchers that the job still has, with this one."""
+        return {self._context.member, *self._context.others()}
+
+    def _conclude(self, turn: int) -> None:
+        """Log the places of the ranks and plan the next question, if a rank still searches.
+
+        Sets ``last_words``. Called when all hosts have answered, or when their time is over: a
+        later answer counts for the next question.
+
+        Args:
+            turn: Number of the question; one that is over is ignored.
+        """
+        if self._is_over or not self._is_question_open or turn != self._turn:
             return
         self._is_question_open = False
         self._last_words = ""
         if not self._some_search:
             return
-        silent = sorted({self._context.member, *self._context.others()} - set(self._lines))
+        silent = sorted(self._members() - set(self._rows_by_host))
         rows: list[str] = []
-        for host_rows in self._lines.values():
+        for host_rows in self._rows_by_host.values():
             rows += host_rows
         rows += [f"{host} did not answer" for host in silent]
-        places = "; ".join(rows[:_SHOWN])
-        if len(rows) > _SHOWN:
-            places += f"; and {len(rows) - _SHOWN} more"
+        places = "; ".join(rows[:_SHOWN_RANKS])
+        if len(rows) > _SHOWN_RANKS:
+            places += f"; and {len(rows) - _SHOWN_RANKS} more"
         seconds = time.monotonic() - self._started
         self._last_words = (
             f"{seconds:.0f} s after the start the ranks had not found each other: {places}"
@@ -198,19 +240,34 @@ class Places(NamedTuple):
 
 
 def places_of(roots: Sequence[Root], host: str, sampler: Sampler) -> Places:
-    """Take a sample, and describe the places of the ranks of this host."""
+    """Take a sample, and describe the places of the ranks of this host.
+
+    Args:
+        roots: The ranks.
+        host: Name of this host for people.
+        sampler: Takes the sample.
+
+    Returns:
+        The sentences, for example ``rank 3 on algo-1 waits in init_process_group (train.py:12)``.
+    """
     sample = sampler.sample(roots)
-    sentences, searching = [], False
+    sentences: list[str] = []
+    searching = False
     for root, row in zip(roots, sampler.rows(roots, host, sample, {})):
         pids = sampler.descendants(root)
-        stacks = [sample.processes[pid].stack for pid in pids if pid in sample.processes]
+        # A connection that is not answered is a search, too: of a library that is not known here.
         addresses = sorted(set(connecting(pids)))
-        searching |= bool(addresses) or any(looks_for_others(stack) for stack in stacks)
+        if addresses:
+            searching = True
+        for pid in pids:
+            process = sample.processes.get(pid)
+            if process is not None and looks_for_others(process.stack):
+                searching = True
         name = f"rank {root.rank}" if root.rank >= 0 else "the program"
         sentence = f"{name} on {host} {row.words()}"
         if addresses:
-            tried = ", ".join(addresses[:3])
-            sentence += f" and connects to {tried}, which does not answer"
+            shown = ", ".join(addresses[:_SHOWN_ADDRESSES])
+            sentence += f" and connects to {shown}, which does not answer"
         sentences.append(sentence)
     return Places(sentences, searching)
 
@@ -220,7 +277,10 @@ def looks_for_others(threads: Sequence[Thread]) -> bool:
     main = main_thread(threads)
     if main is None:
         return False
-    return any(frame.name in _JOINS or _RENDEZVOUS.search(frame.file) for frame in main.frames)
+    for frame in main.frames:
+        if frame.name in _RENDEZVOUS_FUNCTIONS or _RENDEZVOUS_FILES.search(frame.file):
+            return True
+    return False
 
 
 def connecting(pids: Iterable[int]) -> Iterator[str]:
@@ -235,20 +295,27 @@ def connecting(pids: Iterable[int]) -> Iterator[str]:
     for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
         for line in text_of(f"/proc/self/net/{name}").splitlines()[1:]:
             with contextlib.suppress(ValueError, IndexError):
+                # The columns: number, local address, remote address, state, ..., inode is the 10th.
                 fields = line.split()
                 if fields[3] == _SYN_SENT and int(fields[9]) in inodes:
                     address, _, port = fields[2].partition(":")
-                    yield f"{_address(address, family)} port {int(port, 16)}"
+                    yield f"{_parse_address(address, family)} port {int(port, 16)}"
 
 
-def _address(digits: str, family: int) -> str:
-    """Return an address of proc(5), net/tcp.
+def _parse_address(digits: str, family: int) -> str:
+    """Parse an address of proc(5), net/tcp.
 
-    The kernel writes words of four bytes, in the machine's order, as hexadecimal digits: for
-    example ``0100007F`` for 127.0.0.1.
+    The kernel writes words of four bytes, in the machine's order, as hexadecimal digits.
+
+    >>> _parse_address("0100007F", socket.AF_INET)
+    '127.0.0.1'
     """
-    words = [bytes.fromhex(digits[at : at + 8])[::-1] for at in range(0, len(digits), 8)]
-    address = socket.inet_ntop(family, b"".join(words))
-    if address.startswith("::ffff:"):  # IPv4 in IPv6
+    words = b""
+    for start in range(0, len(digits), 8):
+        # Reversed: the machines of all images are little-endian.
+        words += bytes.fromhex(digits[start : start + 8])[::-1]
+    address = socket.inet_ntop(family, words)
+    # An IPv4 address on a socket for IPv6.
+    if address.startswith("::ffff:"):
         return address[len("::ffff:") :]
     return address

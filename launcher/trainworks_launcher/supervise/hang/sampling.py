@@ -25,7 +25,7 @@ from trainworks_launcher.supervise.hang.outlier_rank import RankSample, Row, row
 from trainworks_launcher.supervise.hang.progress import CpuTime, Process, Sample
 from trainworks_launcher.supervise.hang.stacks import Thread, waits_for_lock
 
-_TICKS = os.sysconf("SC_CLK_TCK")
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _SPY_SECONDS = 5.0
 _NATIVE_SECONDS = 6.0
 _NATIVE_TRIES = 2
@@ -151,13 +151,24 @@ class Sampler:
         return tuple(_descendants(_all_stats(), [root.pid]))
 
     def writes(self, roots: Sequence[Root]) -> Mapping[int, int] | None:
-        """Count the writes of each main thread, as ``Sample.writes``, without a whole sample."""
+        """Count the writes of each main thread, without a whole sample; as ``Sample.writes``.
+
+        Returns:
+            Process id -> calls of write(2); None if they do not measure the output of the ranks.
+        """
         pids = _descendants(_all_stats(), [root.pid for root in roots])
         return _writes_of(roots, tuple(pids))
 
     def _process(self, pid: int, now: Stat, old: Process | None) -> Process:
+        """Sample one process; facts that cannot be read have the defaults of ``Process``.
+
+        Args:
+            pid: The process.
+            now: Its stat.
+            old: The same process in the last sample; None for none.
+        """
         python, threads = _is_python(pid), _threads(pid)
-        # Before a request for the stack, which may wake the process.
+        # Read before a request for the stack, which may wake the process.
         wait = kernel_wait(pid, now.state)
         stack: tuple[Thread, ...] = ()
         if python:
@@ -167,15 +178,18 @@ class Sampler:
                 # The process has not run since the last sample, so its stack is the same.
                 stack = old.stack
             stack = stack or self._stack(pid, now.state)
-        # Bytes of read(2), write(2) and their kin; not those of recv(2).
+        # Bytes of read(2), write(2) and their kin; not those of recv(2). The first two lines of the
+        # file are "rchar: N" and "wchar: N".
         moved = 0
         for row in text_of(f"/proc/{pid}/io").splitlines()[:2]:
             _, _, count = row.partition(":")
             moved += int(count)
         writes = -1
-        if python and self._py_spy:  # with faulthandler the main thread itself writes its stacks
+        # Without py-spy the main thread itself writes its stacks (faulthandler), so its writes say
+        # nothing.
+        if python and self._py_spy:
             with contextlib.suppress(OSError, ValueError, StopIteration):
-                writes = _writes(pid)
+                writes = _count_writes(pid)
         return Process(
             started=now.started,
             python=python,
@@ -193,13 +207,22 @@ class Sampler:
         )
 
     def _stack(self, pid: int, state: str) -> tuple[Thread, ...]:
+        """Read the Python stacks of a process, without stopping it; () if they cannot be read."""
         if self._py_spy:
             return stacks.from_py_spy(self._spy(pid, _SPY_SECONDS, "--nonblocking", "--locals"))
         if state in ("T", "t"):
-            return ()  # a stopped process answers no signal
+            # A stopped process answers no signal.
+            return ()
         return stacks.from_faulthandler(signals.ask(pid))
 
     def _spy(self, pid: int, seconds: float, *options: str) -> str:
+        """Run ``py-spy dump --json``; return its output, ``""`` if it fails or is too slow.
+
+        Args:
+            pid: The process to read.
+            seconds: Limit of the time.
+            options: More options of py-spy.
+        """
         words = (self._py_spy, "dump", "--pid", str(pid), "--json", *options)
         try:
             done = subprocess.run(
@@ -214,7 +237,14 @@ class Sampler:
         return done.stdout.decode("utf-8", "replace")
 
     def native_stacks(self, roots: Sequence[Root]) -> Mapping[int, tuple[Thread, ...]]:
-        """Return stacks with frames of compiled code, for processes that py-spy reads in time."""
+        """Read the stacks with frames of compiled code, by py-spy, within six seconds in all.
+
+        Holds each process for a moment.
+
+        Returns:
+            Process id -> stacks. Processes that are stopped, are not Python, or are not read in
+            time are left out; {} without py-spy.
+        """
         native_stacks: dict[int, tuple[Thread, ...]] = {}
         if not self._py_spy:
             return native_stacks
@@ -239,7 +269,14 @@ class Sampler:
         sample: Sample,
         native_stacks: Mapping[int, tuple[Thread, ...]],
     ) -> list[Row]:
-        """Return the place of each rank, from a sample and the stacks of compiled code."""
+        """Return the place of each rank, in the order of the roots.
+
+        Args:
+            roots: The ranks.
+            host: Name of this host for people.
+            sample: The sample.
+            native_stacks: From ``native_stacks``; {} for none.
+        """
         stats = _all_stats()
         rows = []
         for root in roots:
@@ -265,7 +302,13 @@ class Sampler:
         sample: Sample,
         native_stacks: Mapping[int, tuple[Thread, ...]],
     ) -> str:
-        """Write the stacks of all processes for people, with compiled code if py-spy reads it."""
+        """Return the stacks of all processes as a text for people.
+
+        Args:
+            roots: The ranks.
+            sample: The sample, with stacks of Python.
+            native_stacks: Stacks with compiled code, which are shown instead if there are any.
+        """
         stats = _all_stats()
         lines: list[str] = []
         for root in roots:
@@ -295,12 +338,17 @@ def _all_stats() -> dict[int, Stat]:
     stats = {}
     for name in os.listdir("/proc"):  # noqa: PTH208  (names, not paths)
         if name.isdecimal():
+            # A process may end between the two reads.
             with contextlib.suppress(OSError, ValueError, IndexError):
                 stats[int(name)] = _stat(int(name))
     return stats
 
 
 def _stat(pid: int) -> Stat:
+    """Read proc(5), ``stat``, of a process.
+
+    Raises OSError, ValueError or IndexError if the process is gone.
+    """
     text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     # The second field is the program's name in parentheses, which may hold blanks.
     fields = text.rpartition(")")[2].split()
@@ -309,8 +357,8 @@ def _stat(pid: int) -> Stat:
         parent=int(fields[1]),
         state=fields[0],
         started=fields[19],
-        cpu=(user + system) / _TICKS,
-        children=(children_user + children_system) / _TICKS,
+        cpu=(user + system) / _TICKS_PER_SECOND,
+        children=(children_user + children_system) / _TICKS_PER_SECOND,
         faults=int(fields[9]),
     )
 
@@ -331,6 +379,7 @@ def _descendants(stats: Mapping[int, Stat], roots: Sequence[int]) -> Iterator[in
 
 
 def _is_python(pid: int) -> bool:
+    """Return whether the program of a process is named python...; False if it is gone."""
     try:
         return os.readlink(f"/proc/{pid}/exe").rpartition("/")[2].startswith("python")
     except OSError:
@@ -345,9 +394,12 @@ def _threads(pid: int) -> dict[int, CpuTime]:
     times = {}
     with contextlib.suppress(OSError, ValueError):
         threads = [int(name) for name in os.listdir(f"/proc/{pid}/task")]  # noqa: PTH208  (names)
-        for thread in sorted(threads, key=pid.__ne__):
+        # The main thread has the number of the process.
+        threads.sort(key=lambda thread: thread != pid)
+        for thread in threads:
             path = Path(f"/proc/{pid}/task/{thread}/schedstat")
-            with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # it has ended
+            # A thread may have ended since it was listed.
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError):
                 ran, waited, _ = path.read_text(encoding="ascii").split()
                 times[thread] = CpuTime(int(ran), int(waited))
     if pid not in times:
@@ -356,15 +408,21 @@ def _threads(pid: int) -> dict[int, CpuTime]:
 
 
 def _writes_of(roots: Sequence[Root], pids: Iterable[int]) -> Mapping[int, int] | None:
-    """Return process -> calls of write(2) of its main thread.
+    """Count the calls of write(2) by the main thread of each process.
 
-    None if a rank is not Python, or if the kernel does not count: in a program that is not
-    Python any thread may print for its work. Source: proc(5), ``task/TID/io``, ``syscw``.
+    Args:
+        roots: The ranks, or the only program.
+        pids: The roots and their descendants.
+
+    Returns:
+        Process id -> number of calls. None if the calls do not measure the output: a root is not
+        Python, where any thread may print for its work; there is no root; a process has ended
+        meanwhile; or the kernel does not count.
     """
     calls: dict[int, int] = {}
     try:
         for pid in pids:
-            calls[pid] = _writes(pid)
+            calls[pid] = _count_writes(pid)
     except (OSError, ValueError, StopIteration):
         return None
     if not roots or not all(_is_python(root.pid) for root in roots):
@@ -372,25 +430,44 @@ def _writes_of(roots: Sequence[Root], pids: Iterable[int]) -> Mapping[int, int] 
     return calls
 
 
-def _writes(pid: int) -> int:
+def _count_writes(pid: int) -> int:
+    """Return the number of calls of write(2) by the main thread of a process.
+
+    Source: proc(5), ``task/TID/io``, ``syscw``. Raises OSError, ValueError or StopIteration if the
+    process is gone, or if the kernel does not count.
+    """
     rows = Path(f"/proc/{pid}/task/{pid}/io").read_text(encoding="ascii").splitlines()
     return next(int(row.split()[1]) for row in rows if row.startswith("syscw:"))
 
 
 def _state_and_wait(pid: int, state: str, sample: Sample) -> tuple[str, KernelWait]:
-    """Return the state and the wait of a process at the sample, unless it was stopped since then.
+    """Return the state of a process and the reason of its wait, as they were at the sample.
 
-    Reading the stacks of compiled code holds a process, which then runs for a moment, or is ready
-    to run on a busy host.
+    They are read anew for a process that is stopped now, or that the sample does not have.
+
+    Args:
+        pid: The process.
+        state: Its present state, a letter of proc(5).
+        sample: The sample.
     """
     process = sample.processes.get(pid)
+    # Reading the stacks of compiled code has held the process, which then runs for a moment: its
+    # present state would mislead.
     if process is not None and process.state and state not in ("T", "t"):
         return process.state, KernelWait(process.waits, process.path)
     return state, kernel_wait(pid, state)
 
 
 def kernel_wait(pid: int, state: str) -> KernelWait:
-    """Read from proc(5) for what the main thread of a process waits."""
+    """Read from proc(5) for what the main thread of a process waits.
+
+    Args:
+        pid: The process.
+        state: Its state, a letter of proc(5).
+
+    Returns:
+        The reason or the path; both ``""`` if the kernel does not show them.
+    """
     if state == "R":
         return KernelWait("which computes or spins", "")
     if state == "D":
@@ -405,19 +482,26 @@ def kernel_wait(pid: int, state: str) -> KernelWait:
         return KernelWait("", "")
     if call in ("open", "openat") and len(arguments) == 3:
         # The path is the second argument of openat, after the directory.
-        path = _text_at(pid, arguments[call == "openat"])
+        address = arguments[1] if call == "openat" else arguments[0]
+        path = _read_text_at(pid, address)
         if path:
             path = f"open of {path}"
         return KernelWait("", path)
     if call == "read" and arguments:
-        return _read_wait(pid, arguments[0])
+        return _describe_read(pid, arguments[0])
     if call == "select" and arguments[:1] == [0]:
-        call = "sleep"  # of no descriptor, as time.sleep does before Python 3.11
+        # Of no descriptor: so time.sleep waits before Python 3.11.
+        call = "sleep"
     return KernelWait(_WAITS.get(call, ""), "")
 
 
-def _read_wait(pid: int, descriptor: int) -> KernelWait:
-    """Describe a read from a descriptor of a process."""
+def _describe_read(pid: int, descriptor: int) -> KernelWait:
+    """Describe the wait of a process that reads from a descriptor.
+
+    A FIFO is a path, such as ``read of /tmp/queue (a FIFO)``: another process may never open it.
+    Other descriptors are a reason, such as ``which reads a pipe``. Both are ``""`` if the
+    descriptor cannot be examined.
+    """
     link = f"/proc/{pid}/fd/{descriptor}"
     try:
         path = os.readlink(link)
@@ -432,8 +516,11 @@ def _read_wait(pid: int, descriptor: int) -> KernelWait:
     return KernelWait(f"which reads {source}", "")
 
 
-def _text_at(pid: int, address: int) -> str:
-    """Return the text at an address of a process; ``""`` if it cannot be read."""
+def _read_text_at(pid: int, address: int) -> str:
+    """Read the text at an address in the memory of a process, up to its page's end.
+
+    ``""`` if the memory cannot be read.
+    """
     try:
         with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # noqa: PTH123
             memory.seek(address)

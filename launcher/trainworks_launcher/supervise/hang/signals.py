@@ -19,7 +19,6 @@ SIGNAL = 50
 _ANSWER_SECONDS = 1.0
 _POLL_SECONDS = 0.01
 
-
 MEMORY = "trainworks-stacks"
 """Name of the file in memory (memfd_create(2)) to which a process writes.
 
@@ -28,14 +27,22 @@ Forked children share the file.
 
 
 def ask(pid: int) -> str:
-    """Request the stacks of a process; ``""`` without a handler, or without an answer in time."""
+    """Request the stacks of a process by a signal, and wait for them, at most a second.
+
+    Returns:
+        The report of faulthandler. ``""`` if the process has no handler or no file for the report,
+        does not answer in time, or is gone.
+    """
     try:
-        file = _memory_of(pid) if _catches(pid, SIGNAL) else None
+        if not _has_handler(pid, SIGNAL):
+            return ""
+        file = _find_report_file(pid)
         if file is None:
             return ""
+        # Earlier reports stay in the file.
         before = file.stat().st_size
         os.kill(pid, SIGNAL)
-        _wait_for(file, before)
+        _wait_for_growth(file, before)
         with file.open("rb") as opened:
             opened.seek(before)
             return opened.read().decode("utf-8", "replace")
@@ -43,16 +50,26 @@ def ask(pid: int) -> str:
         return ""
 
 
-def _wait_for(file: Path, size: int) -> None:
-    """Wait, bounded, until a file has grown and no longer grows."""
+def _wait_for_growth(file: Path, size: int) -> None:
+    """Wait, at most a second, until a file is larger than a size and no longer grows.
+
+    Raises OSError if the process that holds the file is gone.
+    """
     deadline = time.monotonic() + _ANSWER_SECONDS
     before, now = size, size
-    while time.monotonic() < deadline and not now == before > size:
+    while time.monotonic() < deadline:
+        has_grown = now > size
+        if has_grown and now == before:
+            return
         select.select((), (), (), _POLL_SECONDS)
         before, now = now, file.stat().st_size
 
 
-def _memory_of(pid: int) -> Path | None:
+def _find_report_file(pid: int) -> Path | None:
+    """Return the file in memory to which a process writes its stacks; None if it has none.
+
+    The path is that of the process's descriptor. Raises OSError if the process is gone.
+    """
     for path in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
             if os.readlink(path).startswith(f"/memfd:{MEMORY} "):
@@ -60,11 +77,16 @@ def _memory_of(pid: int) -> Path | None:
     return None
 
 
-def _catches(pid: int, number: int) -> bool:
-    """Return whether a process has a handler for a signal. Source: proc(5), SigCgt of status."""
+def _has_handler(pid: int, number: int) -> bool:
+    """Return whether a process has a handler for a signal. Source: proc(5), SigCgt of status.
+
+    Raises OSError if the process is gone.
+    """
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     for line in status.splitlines():
         name, _, value = line.partition(":")
         if name == "SigCgt":
-            return bool(int(value, 16) >> (number - 1) & 1)
+            # A bit for each signal, in hexadecimal digits.
+            handled = int(value, 16)
+            return bool(handled >> (number - 1) & 1)
     return False

@@ -84,10 +84,16 @@ def from_py_spy(words: str) -> tuple[Thread, ...]:
 
 
 def _thread_of(row: Mapping[str, Json]) -> Thread:
+    """Parse one thread of py-spy's output; fields in another form have their defaults.
+
+    Args:
+        row: With ``thread_name``, ``os_thread_id``, ``pid`` and ``frames``, innermost first.
+    """
     frames = row.get("frames")
     calls = [mapping(frame) for frame in frames] if isinstance(frames, list) else []
     stack = tuple(_frame_of(call) for call in calls)
     name = text(row.get("thread_name"))
+    # Where the two numbers differ for every thread, the name marks the main thread.
     if row.get("os_thread_id") != row.get("pid") and name != "MainThread":
         return Thread(False, stack, name)
 
@@ -102,6 +108,7 @@ def _thread_of(row: Mapping[str, Json]) -> Thread:
     outer = []
     for place, variable in variables:
         values.append(variable)
+        # Places count from the innermost call, so a larger one is further out.
         if place > innermost_own and not stack[place].is_own:
             outer.append(variable)
     return Thread(
@@ -114,6 +121,7 @@ def _thread_of(row: Mapping[str, Json]) -> Thread:
 
 
 def _frame_of(call: Mapping[str, Json]) -> Frame:
+    """Parse one frame of py-spy's output; only a frame of compiled code has a ``module``."""
     return Frame(
         text(call.get("name")),
         text(call.get("filename")),
@@ -142,7 +150,10 @@ _CALL = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
 
 def from_faulthandler(words: str) -> tuple[Thread, ...]:
-    """Parse the last report that faulthandler wrote. The main thread comes last in a report."""
+    """Parse the report that faulthandler wrote, in which the main thread comes last.
+
+    Lines in another form are ignored; () without a thread.
+    """
     threads: list[list[Frame]] = []
     for line in words.splitlines():
         if _THREAD.match(line):
@@ -187,7 +198,10 @@ def waits_for_lock(threads: Sequence[Thread]) -> bool:
 
 
 def lines(threads: Sequence[Thread]) -> list[str]:
-    """Write the threads for people, the main thread first, without values of variables."""
+    """Return lines about the threads for people, the main thread first.
+
+    Values of variables are left out: they may be secrets.
+    """
     rows: list[str] = []
     for thread in sorted(threads, key=lambda thread: not thread.main):
         name = thread.name

@@ -137,12 +137,17 @@ def reason_of(process: ProcessEnd, returncode: int | None = None) -> Reason:
 
 
 def _ended_by_exception(own_record: Record, returncode: int | None) -> bool:
-    """Return whether the exception in a process's own record ended it.
+    """Return whether the exception in a process's own record ended the process.
 
-    A guessed one may have been handled, and left in sys.last_value; an unhandled one gives
-    status 1.
+    Args:
+        own_record: A record with an exception.
+        returncode: Negative after a signal; None if it is not known.
     """
-    return not own_record.guessed or returncode in (1, None)
+    if not own_record.guessed:
+        return True
+    # A guessed exception is the value of sys.last_value, and may have been handled. An exception
+    # that was not handled gives status 1.
+    return returncode in (1, None)
 
 
 def status_of(process: ProcessEnd, returncode: int | None) -> int | None:
@@ -155,13 +160,22 @@ def status_of(process: ProcessEnd, returncode: int | None) -> int | None:
     Args:
         process: Its records.
         returncode: Negative after a signal; None if it runs or if that is not known.
+
+    Returns:
+        As ``returncode``; None if neither a record nor the kernel tells the status.
     """
     own_record = process.own()
-    if own_record is None or (returncode is not None and returncode >= 0):
+    has_exit_status = returncode is not None and returncode >= 0
+    if own_record is None or has_exit_status:
         return returncode
     if own_record.message and not own_record.guessed:
-        return -signal.SIGINT if own_record.message.startswith("KeyboardInterrupt") else 1
-    return own_record.exit_status if own_record.exit_status >= 0 else returncode
+        # Python ends itself by SIGINT after a KeyboardInterrupt, else with status 1.
+        if own_record.message.startswith("KeyboardInterrupt"):
+            return -signal.SIGINT
+        return 1
+    if own_record.exit_status >= 0:
+        return own_record.exit_status
+    return returncode
 
 
 def _passes_on(process: ProcessEnd, first: Record, returncode: int | None) -> bool:
@@ -171,10 +185,18 @@ def _passes_on(process: ProcessEnd, first: Record, returncode: int | None) -> bo
     well, and with a status that passes a failure on. A shell passes any status on, also that of
     an aborted program. Any other process that aborts, and a script of Python that ends by
     ``os._exit``, has a reason of its own.
+
+    Args:
+        process: The process.
+        first: The child's exception.
+        returncode: Negative after a signal; None if it is not known.
     """
-    near = first.at + _SHELL_SECONDS > process.ended_at
+    ended_soon = process.ended_at < first.at + _SHELL_SECONDS
+    if not ended_soon or process.python:
+        return False
+    # A Python that started after the exception, and ended without one.
     went_on = any(not row.message and row.began >= first.at for row in process.records)
-    if not near or went_on or process.python:
+    if went_on:
         return False
     number = signal_of(returncode or 0)
     if process.shell:
@@ -183,7 +205,10 @@ def _passes_on(process: ProcessEnd, first: Record, returncode: int | None) -> bo
 
 
 def _headline(text: str) -> str:
-    """Return the first line of a text; all lines if the first one ends with a colon."""
+    """Return the first line of a text, shortened; all lines if the first one ends with a colon.
+
+    ``""`` for an empty text.
+    """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         return ""
@@ -214,13 +239,22 @@ _OF_THE_INTERPRETER = re.compile(
 
 
 def _last_line(errors: bytes) -> str:
-    """Return the last line of a process's standard error, with indented lines after it left out.
+    """Return the last line of a process's standard error that is not indented.
 
-    ``""`` if that line is a progress bar, which writes over itself.
+    Indented lines below it belong to it, and are shown only if it ends with a colon. mpirun's help,
+    and exceptions that do not change the end of a Python, are skipped.
+
+    Args:
+        errors: End of the standard error.
+
+    Returns:
+        The line, shortened; ``""`` if there is none, or if it is a progress bar, which writes over
+        itself.
     """
     text = "\n" + "\n".join(without_help(errors.decode("utf-8", "replace").split("\n")))
     while _OF_THE_INTERPRETER.search(text):
         text = _OF_THE_INTERPRETER.sub("\n", text)
+    # A line without a letter tells nothing.
     lines = [line for line in text.split("\n") if any(map(str.isalpha, line))]
     if not lines or "\r" in lines[-1].rstrip("\r"):
         return ""
@@ -234,10 +268,13 @@ def _last_line(errors: bytes) -> str:
 
 
 _LINE_LIMIT = 400
+"""Characters of a line that is a cause."""
+
 _SHOWN_LINES = 12
 
 
 def _text(data: bytes) -> str:
+    """Return output as text, without control characters that a terminal obeys."""
     return printable(data.decode("utf-8", "replace"))
 
 
@@ -248,7 +285,7 @@ _CPP_EXCEPTION = re.compile(r"(?m)^\s*what\(\):\s*(\S.*)$")
 
 
 def observe(process: ProcessEnd, returncode: int | None, *, of_memory: bool = False) -> Observation:
-    """Make evidence of one process.
+    """Return the facts about one process that decide the kind of its evidence.
 
     Args:
         process: Its output and its records.
@@ -263,12 +300,14 @@ def observe(process: ProcessEnd, returncode: int | None, *, of_memory: bool = Fa
         return Observation(returncode, noted=1, blames=died_of.blames)
     if own_record is None:
         blames = False
+        # A program of C++ has no record, but its runtime prints the exception before it aborts.
         if signal_of(returncode or 0) == signal.SIGABRT:
             exceptions = _CPP_EXCEPTION.findall(_text(process.output))
             blames = bool(exceptions) and blames_a_peer(exceptions[-1])
         return Observation(returncode, blames=blames, of_memory=of_memory)
     noted = own_record.exit_status if own_record.exit_status >= 0 else None
-    if own_record.message and not own_record.guessed:  # KeyboardInterrupt; Python ends by SIGINT
+    if own_record.message and not own_record.guessed:
+        # A KeyboardInterrupt, which is not a reason: Python ends itself by SIGINT.
         noted = exit_status(-signal.SIGINT)
     exited = returncode is not None and returncode > 0 and not signal_of(returncode)
     if noted is None and own_record.left and exited:
@@ -280,7 +319,7 @@ def observe(process: ProcessEnd, returncode: int | None, *, of_memory: bool = Fa
 
 
 def began_at(process: ProcessEnd, returncode: int | None) -> float:
-    """Return when the failure of a process began (monotonic clock).
+    """Return when the failure of a process began, in seconds of the monotonic clock.
 
     That is the time of the record of its exception or, of a process that left its program, of the
     record that its exit handlers began. Without such a record it is the time of its end. A process
@@ -296,11 +335,9 @@ def began_at(process: ProcessEnd, returncode: int | None) -> float:
         return process.ended_at
     if died_of is not None:
         return died_of.at
-    if (
-        own_record is None
-        or not own_record.tells_an_end
-        or kind_of(observe(process, returncode)) is Kind.DIED
-    ):
+    if own_record is None or not own_record.tells_an_end:
+        return process.ended_at
+    if kind_of(observe(process, returncode)) is Kind.DIED:
         return process.ended_at
     return own_record.at
 
@@ -311,7 +348,12 @@ def tells_of_ray(failure: Outcome) -> bool:
 
 
 def after_leaving(failure: Outcome, left: Suspect) -> Outcome:
-    """Return the failure of a rank that lost a peer as the failure of the peer that had left."""
+    """Return the failure of a rank that lost a peer as the failure of the peer that had left.
+
+    Args:
+        failure: The failure of the rank that lost the peer; its text becomes a note.
+        left: The evidence about the peer.
+    """
     early = left.outcome
     where = f"host {failure.host}"
     if failure.rank >= 0:
@@ -445,6 +487,11 @@ def _is_of_memory(process: ProcessEnd, counted: int | None, cause: str) -> bool:
     """Return whether lack of memory ended a process, on a host where the kernel has killed some.
 
     The process was killed itself, or reports that it has lost a process.
+
+    Args:
+        process: The process.
+        counted: Its status that counts (``status_of``).
+        cause: The cause that is known so far; ``""`` for none.
     """
     if _CHILD_LOST.search(cause):
         return True
@@ -453,13 +500,17 @@ def _is_of_memory(process: ProcessEnd, counted: int | None, cause: str) -> bool:
 
 
 def _uses_smdistributed(mode: str, exception: Record | None) -> bool:
+    """Return whether a job uses smp or smddp: by its mode, or by the frames of its exception."""
     if mode.startswith("smdistributed."):
         return True
     return exception is not None and "smdistributed/" in exception.frames
 
 
 def _last_lines(output: bytes, cause: str) -> str:
-    """Return the last lines of an output; ``""`` if they only repeat the cause."""
+    """Return the last twelve lines of an output, without empty ones and mpirun's help.
+
+    ``""`` if they only repeat the cause.
+    """
     lines = [line for line in _text(output).splitlines() if line.strip()]
     without_advice = [line for line in without_help(lines) if line]
     last = (without_advice or lines)[-_SHOWN_LINES:]
@@ -469,7 +520,13 @@ def _last_lines(output: bytes, cause: str) -> str:
 
 
 def _end_of(returncode: int | None, counted: int | None, outside: OutsideEvidence) -> str:
-    """Describe the end of a process. counted: the status that counts (``status_of``)."""
+    """Describe the end of a process, for example ``exit status 1, noted before SIGKILL``.
+
+    Args:
+        returncode: Negative after a signal; None if it is not known.
+        counted: The status that counts (``status_of``).
+        outside: Has a note for the end, and the number of killed processes.
+    """
     if counted is None:
         return UNKNOWN_END
     oom_kills = outside.oom_kills

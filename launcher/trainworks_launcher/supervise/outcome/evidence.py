@@ -1,8 +1,6 @@
 """Find the rank that failed first: one table of evidence from all hosts, the strongest first. Pure.
 
 ===  ===============================================  =============================================
-row  evidence about a rank                            why it stands there
-===  ===============================================  =============================================
 row  evidence about a rank                            reason of the order
 ===  ===============================================  =============================================
 1    RECORDED: its Python noted an exception that     The failure describes itself, at its source,
@@ -139,7 +137,10 @@ PContext.close; Open MPI's parameter odls_base_sigkill_timeout.
 
 
 def kind_of(observation: Observation) -> Kind | None:
-    """Return the kind of evidence that one process is; None if it neither failed nor ended."""
+    """Return the kind of evidence that one process is.
+
+    None if the process neither failed nor ended, as far as its host knows.
+    """
     if observation.of_sigterm and observation.noted:
         return Kind.TERMINATED
     if observation.blames:
@@ -151,6 +152,7 @@ def kind_of(observation: Observation) -> Kind | None:
     if observation.returncode is None:
         return Kind.LEFT if observation.left else None
     number = signal_of(observation.returncode)
+    # Starters send these two signals, and so may other programs.
     if number not in (signal.SIGTERM, signal.SIGKILL) or observation.of_memory:
         return Kind.DIED
     return Kind.LEFT if observation.left else Kind.TERMINATED
@@ -159,7 +161,12 @@ def kind_of(observation: Observation) -> Kind | None:
 def first_failure(suspects: Sequence[Suspect], starter: Starter = Starter()) -> First | None:  # noqa: B008  (a constant)
     """Return the first failure by the table.
 
-    None if no host has evidence of a failure (rows 1 to 3): row 4 decides then.
+    Args:
+        suspects: The evidence of all hosts.
+        starter: The evidence of the starter.
+
+    Returns:
+        None if no host has evidence of a failure (rows 1 to 3): row 4 decides then.
     """
     if starter.ended_early:
         early = suspect_of(suspects, starter.rank)
@@ -223,32 +230,39 @@ def _was_told_to_end(ended: Suspect, failures: Sequence[Suspect], starter: Start
     by_sigterm = ended.outcome.status != exit_status(-signal.SIGKILL)
     if by_sigterm and (starter.ended_itself or starter.ended_early):
         return True
-    patience = 0.0 if by_sigterm else starter.kill_seconds
+    # Seconds from the failure to the starter's signal.
+    delay = 0.0 if by_sigterm else starter.kill_seconds
     for other in failures:
-        elsewhere = other.outcome.host != ended.outcome.host
-        if elsewhere and starter.sees_all_hosts and _is_named(ended, starter):
+        is_of_other_host = other.outcome.host != ended.outcome.host
+        if is_of_other_host and starter.sees_all_hosts and _is_named(ended, starter):
             continue
-        if other.ended_at + patience <= ended.at:
+        if other.ended_at + delay <= ended.at:
             return True
-        if elsewhere and by_sigterm and other.kind is not Kind.PEER:
+        if is_of_other_host and by_sigterm and other.kind is not Kind.PEER:
             return True
     return False
 
 
 def _earliest(suspects: Sequence[Suspect], starter: Starter) -> Suspect | None:
-    """Return the first one in time; of those with the same time the one that the starter names."""
+    """Return the earliest evidence; of several with one time that which the starter names.
+
+    None for no evidence.
+    """
     return min(suspects, key=lambda row: (row.at, not _is_named(row, starter)), default=None)
 
 
 def _is_named(row: Suspect, starter: Starter) -> bool:
-    return row.outcome.rank == starter.rank >= 0
+    """Return whether the starter names this rank as the first to fail."""
+    return starter.rank >= 0 and row.outcome.rank == starter.rank
 
 
 def _is_of_one_rank(row: Suspect, other: Suspect) -> bool:
+    """Return whether two pieces of evidence are about one rank of one host."""
     return (row.outcome.host, row.outcome.rank) == (other.outcome.host, other.outcome.rank)
 
 
 def _is_silent(row: Suspect) -> bool:
+    """Return whether a rank ended without a cause."""
     return not (row.outcome.memory or row.outcome.cause)
 
 
@@ -280,12 +294,10 @@ def blames_a_peer(words: str) -> bool:
 
 
 def tells_of_a_peer(failure: Outcome) -> bool:
-    """Return whether a failure only reports the loss of another process.
-
-    NCCL does so further down in its message.
-    """
+    """Return whether a failure only reports the loss of another process."""
     text = failure.cause
     if "NCCL" in failure.cause:
+        # NCCL says so further down in its message.
         text = failure.text
     return blames_a_peer(text)
 

@@ -15,8 +15,9 @@ Stopped: a stop signal came, and the program ended within its grace period or wa
 """
 
 
-_PLACE = re.compile(r'(?m)^\s*File "([^"]+)", line (\d+)')
+_FRAME = re.compile(r'(?m)^\s*File "([^"]+)", line (\d+)')
 _NOT_THE_USERS = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen")
+"""Parts of paths of files that are not the user's."""
 
 
 class Outcome(NamedTuple):
@@ -88,7 +89,11 @@ class Outcome(NamedTuple):
 
     @property
     def retry(self) -> bool:
-        """Whether another attempt makes sense: after a stop, or if the script is not to blame."""
+        """Whether another attempt makes sense: after a stop, or if the script is not to blame.
+
+        The script is not to blame for a refusal of the launcher about the hosts, nor for a signal
+        that was not sent for lack of memory.
+        """
         if self.kind == STOPPED:
             return True
         if not self.place:
@@ -108,9 +113,10 @@ class Outcome(NamedTuple):
         train.py:17``. The message is left out: it may have addresses, times and sizes. Without an
         exception the cause, or the end.
         """
-        places = _PLACE.findall(self.frames)
+        places = _FRAME.findall(self.frames)
         if not places:
             return self.cause or self.end
+        # The innermost frame of the user, else of any file.
         users_places = [(file, line) for file, line in places if _is_of_user(file)]
         file, line = (users_places or places)[-1]
         return f"{self.cause.partition(':')[0]} at {file}:{line}"
@@ -130,6 +136,7 @@ class Outcome(NamedTuple):
 
 
 def _is_of_user(file: str) -> bool:
+    """Return whether a file is the user's: neither of Python nor of an installed package."""
     return not any(part in file for part in _NOT_THE_USERS)
 
 
@@ -203,7 +210,7 @@ _SIGNALS = frozenset(signal.Signals)
 
 
 def lack_of_memory(oom_kills: int, host: str) -> str:
-    """Write the sentence about the processes that the kernel killed."""
+    """Return the sentence about the processes of a host that the kernel killed."""
     return f"out of memory: the kernel killed {oom_kills} process(es) of host {host}"
 
 
@@ -245,7 +252,14 @@ class ProgramPlace(NamedTuple):
 
 
 def with_status(outcome: Outcome, returncode: int) -> Outcome:
-    """Add a status to the outcome of a rank, where only another host knows the rank's status."""
+    """Return the outcome of a rank with its status, which another host or the starter knows.
+
+    The end of the process is described by that status, unless the outcome has an end already.
+
+    Args:
+        outcome: The outcome.
+        returncode: Negative after a signal.
+    """
     outcome = outcome._replace(status=exit_status(returncode))
     if outcome.end != UNKNOWN_END:
         return outcome

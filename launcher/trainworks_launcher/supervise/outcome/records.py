@@ -107,22 +107,23 @@ class Record(NamedTuple):
 
     @property
     def _first_line(self) -> str:
+        """The first line of the message that tells something; ``""`` without a message."""
         lines = [line.strip() for line in self.message.splitlines() if line.strip()]
         if not lines:
             return ""
         if self.message.startswith("  File "):
-            return lines[-1]  # a file that cannot be read as Python
-        words = lines[0]
+            # A SyntaxError: the file and the line come first.
+            return lines[-1]
+        first = lines[0]
         for line in lines[1:4]:
-            if not words.endswith(":") or line.startswith(("Traceback", 'File "')):
+            if not first.endswith(":") or line.startswith(("Traceback", 'File "')):
                 break
-            words = f"{words} {line}"
-        if not any(line.startswith('File "') for line in lines):
-            return words
+            first = f"{first} {line}"
+        quotes_traceback = any(line.startswith('File "') for line in lines)
         exception = lines[-1]
-        if not exception or exception in words:
-            return words
-        return f"{words.rstrip('.:')}: {exception}"
+        if not quotes_traceback or exception in first:
+            return first
+        return f"{first.rstrip('.:')}: {exception}"
 
     @property
     def tells_an_end(self) -> bool:
@@ -140,8 +141,11 @@ class Record(NamedTuple):
 def read(data: bytes) -> list[Record]:
     """Parse the records of a file, in order.
 
-    Skips lines that are not a record, and a brief record if the longer one of the same end
-    follows.
+    Lines that are not a record are skipped, and so is a brief record if the longer one of the same
+    end follows.
+
+    Args:
+        data: Content of the file: a JSON object in each line.
     """
     records: list[Record] = []
     for line in data.splitlines():
@@ -174,6 +178,7 @@ def read(data: bytes) -> list[Record]:
 
 
 def _parse(row: Mapping[str, Json]) -> Record:
+    """Return a line's object as a record; a field in another form has its default."""
     rank, status = row.get("rank"), row.get("exit")
     return Record(
         pid=number(row.get("pid")),
@@ -209,18 +214,21 @@ def read_torch_error(data: bytes, pid: int, at: float, rank: int) -> list[Record
         One record; an empty list if the file has no exception.
     """
     try:
-        error = mapping(mapping(decode(data.decode("utf-8"))).get("message"))
+        document = mapping(decode(data.decode("utf-8")))
     except (ValueError, RecursionError):
         return []
+    error = mapping(document.get("message"))
     message = text(error.get("message"))
     if not message:
         return []
     stack = text(mapping(error.get("extraInfo")).get("py_callstack"))
+    # The first line is "Traceback ...", the last ones are the exception.
     frames = "\n".join(line for line in stack.splitlines()[1:] if line.startswith(" "))
     return [Record(pid, at, at, printable(message), printable(frames), rank=rank)]
 
 
 def _seconds(value: Json) -> float:
+    """Return a number of seconds; 0.0 for another value."""
     return float(value) if isinstance(value, (int, float)) else 0.0
 
 

@@ -33,11 +33,14 @@ class Report(NamedTuple):
 
 
 def report_of(tail: bytes, ranks_by: str = "") -> Report:
-    """Return the report in the output of a starter, or of a script that started one.
+    """Find the report in the output of a starter, or of a script that started one.
 
     Args:
         tail: End of the output.
         ranks_by: Starter of the job's ranks: only its report counts. ``""``: that of any starter.
+
+    Returns:
+        The report; an empty one, with ``starter`` ``""``, if there is none.
     """
     words = tail.decode("utf-8", "replace")
     readers = {
@@ -72,7 +75,10 @@ _TORCHRUN_REPORT = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(
 
 
 def _read_torchrun_report(words: str) -> Report:
-    """Read the report of torchrun, and of accelerate, which starts torch's agent too."""
+    """Find the report of torchrun, and of accelerate, which starts torch's agent too.
+
+    The last one counts: after a restart there are several.
+    """
     reports = _TORCHRUN_REPORT.findall(words)
     if not reports:
         return Report()
@@ -81,9 +87,15 @@ def _read_torchrun_report(words: str) -> Report:
 
 
 def find_torchrun_status(tail: bytes, pid: int) -> int | None:
-    """Return the return code of a process from torchrun's log.
+    """Find the return code of a process in torchrun's log.
 
-    torchrun logs only the process of its host that failed first. None for all others.
+    Args:
+        tail: End of the log.
+        pid: The process.
+
+    Returns:
+        The code, negative after a signal; None for any process but the one of the host that failed
+        first: torchrun logs only that one.
     """
     match = re.search(rb"failed \(exitcode: (-?\d+)\) local_rank: \d+ \(pid: %d\)" % pid, tail)
     if match is None:
@@ -95,9 +107,9 @@ _DEEPSPEED_REPORT = re.compile(r"--local_rank=(\d+)[^\n]*\] exits with return co
 
 
 def _read_deepspeed_report(words: str) -> Report:
-    """Read the report of deepspeed's own launcher.
+    """Find the report of deepspeed's own launcher.
 
-    It names the local rank, which is the global rank in a job of one host.
+    The report names the local rank, which is the global rank in a job of one host.
     """
     match = _DEEPSPEED_REPORT.search(words)
     if match is None:
@@ -132,7 +144,7 @@ _MPIRUN_REPORTS = (
 
 
 def _read_mpirun_report(words: str) -> Report:
-    """Read the report of mpirun (4.x and 5.x)."""
+    """Find the report of mpirun (4.x and 5.x): the earliest one, if there are several."""
     searches = [pattern.search(words) for pattern in _MPIRUN_REPORTS]
     matches = [match for match in searches if match is not None]
     if not matches:
@@ -157,7 +169,7 @@ _DAEMON_REPORTS = (
 
 
 def find_lost_daemon(tail: bytes) -> str:
-    """Return the host of a daemon that mpirun reports as lost or not started; "" for none."""
+    """Find the host of a daemon that mpirun reports as lost or not started; ``""`` for none."""
     words = tail.decode("utf-8", "replace")
     for pattern in _DAEMON_REPORTS:
         match = pattern.search(words)
@@ -172,15 +184,18 @@ _REASON_CHARACTERS = 300
 
 
 def find_mpirun_reason(tail: bytes) -> str:
-    """Return the first sentence of mpirun's help text, the reason for its end; "" for none.
+    """Find the reason for mpirun's end: the first sentence of its help text; ``""`` for none.
 
     The help text stands between two lines of dashes, with its lines broken.
     """
     for block in _HELP.findall(tail.decode("utf-8", "replace")):
-        if _NAMES_OF_MPIRUN.search(block):
-            paragraph = " ".join(block.strip().split("\n\n")[0].split())
-            sentence = re.split(r"(?<=[.!])\s", paragraph)[0].rstrip(".:")
-            return printable(sentence)[:_REASON_CHARACTERS]
+        # A script may print such lines, too.
+        if not _NAMES_OF_MPIRUN.search(block):
+            continue
+        first_paragraph = block.strip().split("\n\n")[0]
+        paragraph = " ".join(first_paragraph.split())
+        sentence = re.split(r"(?<=[.!])\s", paragraph)[0].rstrip(".:")
+        return printable(sentence)[:_REASON_CHARACTERS]
     return ""
 
 
@@ -193,21 +208,27 @@ _UNREACHED = (
 
 
 def describe_unreached_address(tail: bytes) -> str:
-    """Describe the address to which a rank of Open MPI could not connect; "" for none."""
+    """Describe the address to which a rank of Open MPI could not connect.
+
+    Args:
+        tail: End of mpirun's output.
+
+    Returns:
+        A sentence with the address, the port, the error and advice; ``""`` if there is none.
+    """
     words = tail.decode("utf-8", "replace")
     for pattern in _UNREACHED:
         match = pattern.search(words)
-        if match is not None:
-            break
-    else:
-        return ""
-    address, port, error = map(printable, match.groups())
-    advice = "OMPI_MCA_btl_tcp_if_include names the interface that reaches the other hosts"
-    return f"Open MPI could not connect to {address} port {port}: {error.strip()}; {advice}"
+        if match is None:
+            continue
+        address, port, error = map(printable, match.groups())
+        advice = "OMPI_MCA_btl_tcp_if_include names the interface that reaches the other hosts"
+        return f"Open MPI could not connect to {address} port {port}: {error.strip()}; {advice}"
+    return ""
 
 
 def find_failed_host(tail: bytes) -> str:
-    """Return the host of the process that mpirun reports as the first to fail; "" for none."""
+    """Find the host of the process that mpirun reports as the first to fail; ``""`` for none."""
     match = re.search(
         r"process rank \d+ with PID \d+ on node ([A-Za-z0-9._-]+)", tail.decode("utf-8", "replace")
     )
@@ -229,6 +250,7 @@ def without_help(lines: Sequence[str]) -> list[str]:
     remaining: list[str] = []
     is_in_help = False
     for line in lines:
+        # A line of dashes begins the help, and the next one ends it.
         is_edge = _FRAME.match(line.strip()) is not None
         if is_edge or is_in_help or _ABORTS.match(line):
             remaining.append("")

@@ -18,7 +18,7 @@ class EvidenceCollection(Part):
     """Present in a job of several hosts."""
 
     def __init__(self, attempt: Attempt) -> None:
-        """Nothing has failed."""
+        """Take part in inquiries; begin none."""
         self._attempt = attempt
         self._noted_by: set[int] = set()
         self._inquiry = inquiry.Inquiry(
@@ -30,9 +30,14 @@ class EvidenceCollection(Part):
         attempt.handlers[inquiry.KIND] = self._inquiry.heard
 
     def collect(self, outcome: Outcome, then: Callable[[], None]) -> None:
-        """Ask all hosts what their ranks have noted, where ranks have run; then call ``then``.
+        """Ask all hosts what their ranks have noted, then call ``then``.
 
-        outcome: the failure of some host.
+        Nothing is asked, and ``then`` called at once, before the program and for a failure that is
+        not the end of a program.
+
+        Args:
+            outcome: The failure of a host.
+            then: Called without arguments; perhaps much later (``inquiry.AWAITED_SECONDS``).
         """
         attempt = self._attempt
         if attempt.phase is not Phase.RUNNING or not outcome.place:
@@ -41,11 +46,15 @@ class EvidenceCollection(Part):
             self._inquiry.begin(attempt.role.others(), then)
 
     def suspected(self) -> None:
-        """Weigh the evidence, if it was asked for."""
-        self._inquiry.moved()
+        """Weigh the evidence during an inquiry."""
+        self._inquiry.note_evidence()
 
     def _look_for_records(self) -> int:
-        """Tell of what running ranks have noted. Returns how many may still note something."""
+        """Report the running ranks of this host that have noted something.
+
+        Returns:
+            The number of running ranks that may still note something; 0 before the program.
+        """
         attempt = self._attempt
         if not attempt.may_start:
             return 0
@@ -58,16 +67,26 @@ class EvidenceCollection(Part):
             suspects = [(rank.pid, verdict.suspect_running_rank(rank)) for rank in alive]
         elif running.is_active and not running.is_copy:
             suspects = [(running.pid, verdict.suspect_running_program(running.tail, running.pid))]
-        return sum(self._tell_of_running(pid, suspect) for pid, suspect in suspects)
+        waiting = 0
+        for pid, suspect in suspects:
+            if self._report_running(pid, suspect):
+                waiting += 1
+        return waiting
 
-    def _tell_of_running(self, pid: int, suspect: Suspect | None) -> bool:
-        """Tell once of a process that runs and has noted something.
+    def _report_running(self, pid: int, suspect: Suspect | None) -> bool:
+        """Report a running process that has noted something, once.
 
-        Returns whether it may still note more.
+        Args:
+            pid: The process.
+            suspect: The evidence in its record; None if it has noted nothing.
+
+        Returns:
+            Whether the process may still note more.
         """
         if suspect is None:
             return True
         if pid not in self._noted_by:
             self._noted_by.add(pid)
             self._attempt.suspect(suspect)
-        return suspect.kind is Kind.LEFT  # its status is not known before its end
+        # A process that has left its program may still fail: its status is not known yet.
+        return suspect.kind is Kind.LEFT

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class HangDetection(Part):
-    """Present where the job has a limit for hangs."""
+    """Present if the job has a limit for hangs."""
 
     def __init__(self, attempt: Attempt) -> None:
-        """Nothing is looked at before the program starts."""
+        """Take no sample before the program starts."""
         self._attempt = attempt
         self._activation = activation.HangActivation(
             attempt.loop,
@@ -28,7 +28,7 @@ class HangDetection(Part):
         attempt.handlers[activation.MESSAGE] = self._activation.receive
 
     def starting(self) -> None:
-        """Look for a hang from now on."""
+        """Begin to look for a hang."""
         self._activation.begin(self._attempt.role, self._attempt.runtime.env)
 
     def stopping(self) -> None:
@@ -41,10 +41,10 @@ class HangDetection(Part):
         self._activation.end()
 
     def note(self) -> str:
-        """Return where ranks were that had not found each other; "" if they have."""
+        """Return the sentence about ranks that had not found each other; "" if they had."""
         return self._activation.rendezvous_state
 
     @property
     def idle_seconds(self) -> float | None:
-        """How long the job made no progress."""
+        """Seconds without progress of this host."""
         return self._activation.idle

@@ -30,14 +30,17 @@ if TYPE_CHECKING:
 def parts_for_mpirun(attempt: Attempt) -> list[Part]:
     """Return the parts of a host on which mpirun, or one of its daemons, may run."""
     is_own = attempt.plan.ranks_by == "mpirun"
-    leads = bool(attempt.plan.argv) if is_own else attempt.plan.role == "leader"
+    if is_own:
+        # The launcher's own mpirun runs on the host with a command.
+        runs_mpirun = bool(attempt.plan.argv)
+    else:
+        runs_mpirun = attempt.plan.role == "leader"
+    if runs_mpirun:
+        return [MpirunAgents(attempt)]
     parts: list[Part] = []
-    if leads:
-        parts.append(MpirunAgents(attempt))
-    elif not is_own:
+    if not is_own:
         parts.append(MpirunOfACopy(attempt))
-    if not leads:
-        parts.append(MpirunDaemons(attempt))
+    parts.append(MpirunDaemons(attempt))
     return parts
 
 
@@ -57,17 +60,28 @@ class MpirunAgents(Part):
         attempt.handlers[mpirun_agents.ENDED] = self._agents.ended
 
     def _other_hosts(self) -> Mapping[str, str]:
-        """Return the hosts on which daemons may start now."""
+        """Return name -> address of the hosts on which daemons may start now.
+
+        {} if the command has ended: an agent that comes later belongs to no job.
+        """
         attempt = self._attempt
-        return attempt.role.others() if attempt.running.is_active else {}
+        if not attempt.running.is_active:
+            return {}
+        return attempt.role.others()
 
     def _tell(self, kind: str, host: str = "", **fields: Json) -> None:
+        """Send a message to the launcher of a host."""
         self._attempt.role.tell(kind, host, **fields)
 
     def _daemon_lost(self, host: str, message: Mapping[str, Json]) -> None:
-        """A daemon ended before it had a rank.
+        """Report a failure of a host whose daemon has ended before it had a rank.
 
-        It may be mpirun that has failed, and ends: then that is the cause.
+        If mpirun itself ends meanwhile, nothing is reported: its own end is the cause.
+
+        Args:
+            host: The host.
+            message: With ``status``, ``text`` (end of the output) and ``certain``: false if another
+                process may have ended, and mpirun gets some time.
         """
         attempt = self._attempt
         status = describe_status(number(message.get("status")))
@@ -85,12 +99,12 @@ class MpirunAgents(Part):
             attempt.loop.after(DAEMON_SECONDS, report)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Close the socket and the connections of agents."""
         self._agents.close()
 
 
 class MpirunOfACopy(Part):
-    """Lets mpirun of this host's program wait, where the leader's copy of the program calls it.
+    """Lets the mpirun that this host's program calls wait: the leader's copy starts the ranks.
 
     Present on the other hosts of a job whose program may call mpirun itself.
     """
@@ -106,9 +120,9 @@ class MpirunOfACopy(Part):
         )
 
     def _wait(self) -> None:
-        """mpirun here asks for other hosts, as the leader's does: that one starts the ranks.
+        """Let the program wait in its mpirun until the job ends, and report this host's success.
 
-        The program waits in its mpirun until the job ends, and ends as the leader's does.
+        Called when this host's mpirun asks for other hosts, as the leader's does.
         """
         attempt = self._attempt
         if attempt.running.is_copy or not attempt.may_start:
@@ -122,7 +136,7 @@ class MpirunOfACopy(Part):
         attempt.report(Outcome(SUCCEEDED, 0, attempt.plan.host))
 
     def close(self) -> None:
-        """Listen no more."""
+        """Close the socket and the connections of agents."""
         self._agents.close()
 
 
@@ -130,7 +144,7 @@ class MpirunDaemons(Part):
     """Starts daemons for mpirun on the leader; present on the other hosts."""
 
     def __init__(self, attempt: Attempt) -> None:
-        """None runs yet."""
+        """Handle requests of the leader; start none yet."""
         self._attempt = attempt
         self._early_requests: list[tuple[str, Mapping[str, Json]]] = []
         self._daemons = mpirun_agents.Daemons(
@@ -142,18 +156,25 @@ class MpirunDaemons(Part):
         attempt.handlers[mpirun_agents.START] = self._requested
 
     def _has_ranks(self) -> bool:
+        """Return whether a rank of this host has reported."""
         ranks = self._attempt.running.ranks
         return ranks is not None and bool(ranks.all)
 
     def _requested(self, host: str, message: Mapping[str, Json]) -> None:
-        """mpirun asks for a daemon, perhaps before this host knows where the ranks go on."""
+        """Start a daemon for mpirun, now or when this host has found its checkpoint.
+
+        Args:
+            host: The leader.
+            message: As in ``mpirun_agents.Daemons.start``.
+        """
         if self._attempt.awaits_checkpoint:
+            # The daemon's ranks would start without the variables of the checkpoint.
             self._early_requests.append((host, message))
         else:
             self._daemons.start(host, message)
 
     def _start(self, argv: Sequence[str]) -> Child | None:
-        """Start a daemon while the ranks run or start. Returns None at another time."""
+        """Start a daemon; None, without one, unless the program may run now. Raises OSError."""
         attempt, plan = self._attempt, self._attempt.plan
         if not attempt.may_start:
             return None
@@ -161,26 +182,26 @@ class MpirunDaemons(Part):
         return attempt.start_child(command)
 
     def starting(self) -> None:
-        """Start the daemons that mpirun asked for early."""
+        """Start the daemons that mpirun has asked for before the checkpoint was found."""
         requests, self._early_requests = self._early_requests, []
         for host, message in requests:
             self._daemons.start(host, message)
 
     def reap(self) -> None:
-        """Tell the leader of daemons that have ended."""
+        """Report the daemons that have ended to the leader."""
         self._daemons.reap()
 
     def orphans_ended(self, statuses: Sequence[int]) -> None:
-        """A daemon leaves its parent when it has started: its end is that of an orphan."""
+        """Note the ends of orphans: a daemon leaves its parent when it has started."""
         self._daemons.orphans_ended(statuses)
 
     @property
     def pids(self) -> Sequence[int]:
-        """Those that run."""
+        """Process ids of the daemons that run."""
         return self._daemons.pids
 
     def finish(self, outcome: Outcome) -> None:
-        """Warn of a job whose mpirun has started nothing."""
+        """Log a warning if the job succeeded, and this host's mpirun has started nothing."""
         is_copy = self._attempt.running.is_copy
         if is_copy and not self._daemons.were_requested and outcome.kind == SUCCEEDED:
             self._attempt.log(
@@ -189,5 +210,5 @@ class MpirunDaemons(Part):
             )
 
     def close(self) -> None:
-        """End those that run."""
+        """End the daemons that run."""
         self._daemons.end()

@@ -21,14 +21,14 @@ _STORE_MODES = ("torch_distributed", "ray")
 
 
 class ClockCheck(Part):
-    """Compares the clock with the leader's; present where several hosts are checked."""
+    """Compares the clock with the leader's; present if several hosts are checked."""
 
     def __init__(self, attempt: Attempt) -> None:
-        """Nothing is asked yet."""
+        """Ask nothing before ``connected``."""
         self._attempt = attempt
 
     def connected(self) -> None:
-        """Ask the leader for the time."""
+        """Ask the leader for the time; the answer may be a warning in the log."""
         from trainworks_launcher.supervise.control.clock_offset import KIND, ClockComparison
 
         attempt, plan = self._attempt, self._attempt.plan
@@ -38,25 +38,30 @@ class ClockCheck(Part):
 
 
 class DataPathCheck(Part):
-    """Tries the ways that the ranks will take; present in a job of several hosts."""
+    """Tests the connections that the ranks will use; present in a job of several hosts."""
 
     def __init__(self, attempt: Attempt, control: Control, done: Callable[[], None]) -> None:
-        """Nothing is tried yet. done: this host has tried all ways."""
+        """Test nothing before ``connected``.
+
+        Args:
+            attempt: The state of the attempt.
+            control: The hosts of the job.
+            done: Called when this host has tested all its connections.
+        """
         self._attempt = attempt
         self._control = control
         self._done = done
-        self._trials: list[data_path.DataPath] = []  # one, once the hosts are connected
+        self._test: data_path.DataPath | None = None
 
     def connected(self) -> None:
-        """Try the ways to the other hosts; again if the leader starts anew."""
-        if not self._trials:
-            trial = self._make_trial()
-            self._trials.append(trial)
-            self._attempt.handlers[data_path.KIND] = trial.receive
-        for trial in self._trials:
-            trial.begin()
+        """Begin the test; send the offer again if the leader starts anew."""
+        if self._test is None:
+            self._test = self._make_test()
+            self._attempt.handlers[data_path.KIND] = self._test.receive
+        self._test.begin()
 
-    def _make_trial(self) -> data_path.DataPath:
+    def _make_test(self) -> data_path.DataPath:
+        """Return the test of this host, by its plan and its variables."""
         attempt, plan = self._attempt, self._attempt.plan
         variables = {**attempt.environment.variables, **plan.env}
         port = variables.get(names.MASTER_PORT_VARIABLE, "")
@@ -74,21 +79,23 @@ class DataPathCheck(Part):
         return data_path.DataPath(attempt.loop, own, self._control.hosts, attempt.role, events)
 
     def _warn(self, sentence: str) -> None:
+        """Log a warning."""
         self._attempt.log(f"warning: {sentence}")
 
     def _fail(self, cause: str) -> None:
+        """Report a failure of this host, with status ``names.EXIT_HOSTS``."""
         self._attempt.report(Outcome(FAILED, names.EXIT_HOSTS, self._attempt.plan.host, cause))
 
     @property
     def is_ready(self) -> bool:
-        """Whether all ways were tried."""
-        return all(trial.over for trial in self._trials)
+        """Whether this host has tested all its connections; also before ``connected``."""
+        return self._test is None or self._test.over
 
     def go(self) -> None:
-        """Release the port: it is the ranks' store's from now on."""
+        """Close the port of the ranks' store, which rank 0 needs from now on."""
         self.close()
 
     def close(self) -> None:
-        """Close what is open."""
-        for trial in self._trials:
-            trial.close()
+        """Close the ports and connections of the test."""
+        if self._test is not None:
+            self._test.close()

@@ -1,4 +1,4 @@
-"""Watches the ranks of this host, which report when they start, and the program that started them.
+"""Watches the ranks of this host, which report when they start, and their starter.
 
 mpirun and torchrun start each rank through rank.py. A rank's end is mostly seen before its starter
 says anything of it.
@@ -18,12 +18,15 @@ if TYPE_CHECKING:
     from trainworks_launcher.supervise.attempt import Attempt
     from trainworks_launcher.supervise.processes.output import Tail
 
-_LOG_SECONDS = 0.05  # between looks into the log of torchrun
-_LOG_LIMIT_SECONDS = 1.0  # until it has to be there
+_LOG_SECONDS = 0.05
+"""Between two looks into the log of torchrun."""
+
+_LOG_LIMIT_SECONDS = 1.0
+"""From the end of a rank to its line in that log, at most."""
 
 
 class RankMonitor(Part):
-    """Present where mpirun or torchrun starts the ranks."""
+    """Present if mpirun or torchrun starts the ranks."""
 
     def __init__(
         self,
@@ -31,7 +34,13 @@ class RankMonitor(Part):
         started: Callable[[Rank], None],
         ended: Callable[[Rank], None],
     ) -> None:
-        """Listen for ranks. started, ended: called with each rank."""
+        """Listen for ranks.
+
+        Args:
+            attempt: The state of the attempt; gets the ranks.
+            started: Called with each rank that has reported.
+            ended: Called with each rank that has ended; again if its status is read later.
+        """
         self._attempt = attempt
         self._ended = ended
         loop, running, verdict = attempt.loop, attempt.running, attempt.verdict
@@ -41,38 +50,42 @@ class RankMonitor(Part):
         self._starter = StuckStarter(loop, attempt.plan, running, verdict, self._end_starter)
 
     def rank_started(self, rank: Rank) -> None:
-        """The starter has more time."""
+        """Give the starter more time."""
         del rank
-        self._starter.moved(self._attempt.running.restarts)
+        self._starter.note_change(self._attempt.running.restarts)
 
     def rank_ended(self, rank: Rank) -> None:
-        """The time of the starter begins; torchrun's log may have the status of the rank."""
+        """Begin the time of the starter; look for an unknown status in torchrun's log."""
         attempt = self._attempt
-        self._starter.moved(attempt.running.restarts)
+        self._starter.note_change(attempt.running.restarts)
         command = attempt.running.command
         is_unknown = rank.status is None
         if is_unknown and attempt.plan.ranks_by == "torchrun" and command is not None:
             self._read_torchrun_log(rank, command.tail)
 
     def suspected(self) -> None:
-        """The starter has more time: a rank of some host has ended."""
-        self._starter.moved(self._attempt.running.restarts)
+        """Give the starter more time: a rank of a host has ended."""
+        self._starter.note_change(self._attempt.running.restarts)
 
     def _end_starter(self, why: str) -> None:
-        """End a starter that outlives its ranks.
+        """Log why a starter is ended, and report the outcome that the hosts have seen of the ranks.
 
-        What the hosts have seen of the ranks is the outcome.
+        The starter is ended with the job.
         """
         self._attempt.log(why)
         self._attempt.report(self._attempt.verdict.judge_ranks(self._attempt.running.tail))
 
     def _read_torchrun_log(self, rank: Rank, tail: Tail) -> None:
-        """Look for the status of a rank in torchrun's log.
+        """Look for the status of a rank in torchrun's log, at intervals, for at most a second.
 
-        torchrun has taken the status before this launcher saw it. It logs the status long before
-        it ends itself.
+        torchrun has read the status before this launcher could. It logs the status long before it
+        ends itself. With the status the end of the rank is reported again.
+
+        Args:
+            rank: The rank; gets the status.
+            tail: End of torchrun's output.
         """
-        # Only a failure needs it.
+        # Imported late, because only a failure needs it.
         from trainworks_launcher.supervise.outcome.starter_reports import find_torchrun_status
 
         attempt = self._attempt

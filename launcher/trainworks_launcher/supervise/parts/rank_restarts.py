@@ -1,6 +1,6 @@
-"""Counts how often torchrun starts the ranks of this host again, and whether that leads on.
+"""Counts how often torchrun restarts the ranks of this host, and whether they make progress.
 
-mpirun starts no rank again. ``processes.attempts`` says what a step further is.
+mpirun restarts no rank. ``processes.attempts`` says what progress is.
 """
 
 from __future__ import annotations
@@ -21,25 +21,29 @@ if TYPE_CHECKING:
 
 
 class RankRestarts(Part):
-    """Present where torchrun starts the ranks."""
+    """Present if torchrun starts the ranks."""
 
     def __init__(self, attempt: Attempt) -> None:
-        """No rank has started."""
+        """Begin before the first rank."""
         self._attempt = attempt
         plan, variables = attempt.plan, attempt.environment.variables
         heartbeat = variables.get(names.HEARTBEAT_FILE_VARIABLE, "").strip()
-        self._rounds = Attempts(
+        self._attempts_of_ranks = Attempts(
             checkpoints=plan.env.get(names.CHECKPOINT_DIRECTORY_VARIABLE, ""),
             heartbeat=str(Path(plan.cwd, heartbeat)) if heartbeat else "",
         )
 
     def rank_started(self, rank: Rank) -> None:
-        """If the ranks begin again with this one, earlier failures no longer count."""
+        """Count a restart, if this is the first rank after one, and tell the parts.
+
+        Failures before it no longer count, and the files of dead ranks in /dev/shm are removed.
+        """
         attempt = self._attempt
         now = time.time()
-        further = self._rounds.started(rank)
-        attempt.running.restarts = self._rounds.restarts
+        further = self._attempts_of_ranks.started(rank)
+        attempt.running.restarts = self._attempts_of_ranks.restarts
         if further is None:
+            # Another rank of the same attempt.
             return
         failure = attempt.verdict.forget()
         attempt.clean_up_shared_memory(until=now)
@@ -47,15 +51,15 @@ class RankRestarts(Part):
             part.ranks_restarted(further=further, failure=failure)
 
     def host_lost(self) -> None:
-        """The ranks are ended for the lost host: they need not have got further."""
-        self._rounds.excuse()
+        """Note that the ranks are ended for a lost host: they need not have made progress."""
+        self._attempts_of_ranks.excuse()
 
 
 class CrashLoopDetection(Part):
     """Ends a job whose restarts lead nowhere; present unless a person has switched it off."""
 
     def __init__(self, attempt: Attempt) -> None:
-        """No restart has come."""
+        """Begin before the first restart."""
         self._attempt = attempt
         plan = attempt.plan
         handlers = Handlers(
@@ -67,12 +71,12 @@ class CrashLoopDetection(Part):
         self._crash_loop = CrashLoop(
             plan.member or plan.host, leads=plan.role != "worker", handlers=handlers
         )
-        attempt.handlers[MESSAGE] = self._crash_loop.told
+        attempt.handlers[MESSAGE] = self._crash_loop.receive_count
 
     def ranks_restarted(self, *, further: bool, failure: Outcome | None) -> None:
-        """Count a restart."""
+        """Count a restart, unless the job ends: that may end the job."""
         if not self._attempt.is_over:
-            self._crash_loop.judged(further, failure)
+            self._crash_loop.count_restart(further, failure)
 
     def host_lost(self) -> None:
         """Begin the count anew."""

@@ -14,22 +14,27 @@ if TYPE_CHECKING:
 
 
 class SidecarProcesses(Part):
-    """Present where the plan has processes beside the program."""
+    """Present if the plan has processes beside the program."""
 
     def __init__(self, attempt: Attempt) -> None:
-        """None runs yet."""
+        """Start none yet."""
         self._attempt = attempt
-        self._auxiliaries = Sidecars(attempt.plan.auxiliaries, self._start)
+        self._sidecars = Sidecars(attempt.plan.auxiliaries, self._start)
 
     def starting(self) -> None:
-        """Start all of them, before the program that they serve."""
+        """Start all sidecars, before the program that they serve.
+
+        Raises:
+            CannotStartError: One cannot be started.
+        """
         try:
-            self._auxiliaries.start()
+            self._sidecars.start()
         except OSError as error:
             text = f"cannot start the process beside the program: {error}"
             raise CannotStartError(text) from error
 
     def _start(self, row: Auxiliary) -> Child:
+        """Start one sidecar, with its name before each line of its output. Raises OSError."""
         attempt = self._attempt
         attempt.log(f"starting the {row.name}")
         env = {**attempt.runtime.env, **row.env}
@@ -37,8 +42,11 @@ class SidecarProcesses(Part):
         return attempt.start_child(Command(row.argv, attempt.plan.cwd, env, prefix=prefix))
 
     def reap(self) -> None:
-        """Report those that have failed: the programs that they serve would wait for ever."""
-        for row, child in self._auxiliaries.failures():
+        """Report a sidecar that has failed as this host's failure.
+
+        The programs that it serves would wait for ever.
+        """
+        for row, child in self._sidecars.failures():
             outcome = self._attempt.verdict.judge_command(
                 f"the {row.name}", child.returncode, child.tail
             )
@@ -46,9 +54,9 @@ class SidecarProcesses(Part):
 
     @property
     def pids(self) -> Sequence[int]:
-        """Those that run."""
-        return self._auxiliaries.pids
+        """Process ids of the sidecars that run."""
+        return self._sidecars.pids
 
     def program_ended(self) -> None:
-        """End them: they serve nothing any more."""
-        self._auxiliaries.end()
+        """End the sidecars: they serve nothing any more."""
+        self._sidecars.end()

@@ -1,4 +1,4 @@
-"""Counts what the job took, for the summary at its end (``summary``)."""
+"""Collects figures of the job for the summary at its end (``job_summary``)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 
 class Summary(Part):
-    """Present once the program has started, unless a person has switched it off."""
+    """Present when the program has started, unless a person has switched it off."""
 
     def __init__(self, attempt: Attempt) -> None:
-        """What the job takes is counted from now on."""
+        """Begin to collect figures; start a sampler if the job uses GPUs."""
         self._attempt = attempt
         plan, environment = attempt.plan, attempt.environment
         member = plan.member or plan.host
         hosts = plan.control.hosts if plan.control is not None else (member,)
         self._account = job_summary.JobSummary(attempt.loop, member, hosts, attempt.log)
         # The job began with the first attempt, and this may be a later one.
-        attempt.tries.program_began = attempt.tries.program_began or time.monotonic()
+        attempt.history.program_began = attempt.history.program_began or time.monotonic()
         attempt.handlers[job_summary.MESSAGE] = self._account.receive
 
         devices = environment.devices
@@ -34,17 +34,17 @@ class Summary(Part):
 
     @property
     def pids(self) -> Sequence[int]:
-        """The program that asks for the use of the GPUs."""
+        """Process id of the program that samples the GPUs."""
         return self._account.pids
 
     def leaving(self) -> None:
-        """Tell the leader what this host took."""
+        """Send the leader the figures of this host."""
         attempt, running = self._attempt, self._attempt.running
         if running.ranks is None:
             tails = [running.tail]
         else:
             tails = [rank.tail for rank in running.ranks.all]
-        restarts = attempt.tries.restarts + running.restarts
+        restarts = attempt.history.restarts + running.restarts
         idle = None
         for part in attempt.parts:
             if part.idle_seconds is not None:
@@ -52,8 +52,8 @@ class Summary(Part):
         attempt.tell(job_summary.MESSAGE, **self._account.close(tails, restarts, idle))
 
     def left(self) -> None:
-        """Write the summary of all hosts, which the leader knows now."""
+        """Log the summary of all hosts, on the leader, unless another attempt follows."""
         attempt = self._attempt
-        again = attempt.outcome is not None and attempt.outcome.again
-        if attempt.plan.role != "worker" and not again:
-            self._account.write(attempt.tries.program_began)
+        is_restarted = attempt.outcome is not None and attempt.outcome.again
+        if attempt.plan.role != "worker" and not is_restarted:
+            self._account.write(attempt.history.program_began)

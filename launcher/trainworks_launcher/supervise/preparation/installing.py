@@ -1,9 +1,8 @@
-"""The reason of a failed preparation, as the tool or the program says it, in one line.
+"""Find the reason of a failed preparation in the output of uv, pip or a program of the launcher.
 
-Pure; loaded only for a failure.
-
-The text is shown, and nothing is decided by it. uv prints ``error:`` and below it each ``cause:``,
-the innermost one last; pip and our own programs print a line.
+Pure; loaded only for a failure. The reason is shown to people, and nothing is decided by it. uv
+prints ``error:`` and below it each ``cause:``, the innermost one last; pip and the launcher's own
+programs print one line.
 """
 
 from __future__ import annotations
@@ -12,42 +11,64 @@ import re
 
 _ERROR = re.compile(r"^error: (.+)\n((?:[ \t]+.*\n|\n(?=[ \t]))*)", re.MULTILINE)
 _CAUSE = re.compile(r"^  cause: ", re.MULTILINE)
-_SENT = re.compile(
+_UNSENT_REQUEST = re.compile(
     r"^  cause: error sending request for url \(\w+://(?:[^/@)]*@)?([^/)]+)", re.MULTILINE
 )
 _HINT = re.compile(r"^hint: (.+)$", re.MULTILINE)
 _REASON = re.compile(r"^(?:ERROR: |error: |trainworks: )(.+)$", re.MULTILINE)
 _CRASH = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)+\S.*\s*\Z", re.MULTILINE)
-_LONGEST = 400
+_REASON_CHARACTERS = 400
 
 
 def reason_of(tail: bytes) -> str:
-    """Return why a preparation failed, from the end of its output.
-
-    ``""`` if it does not say, or ends with a traceback.
+    """Return why a preparation failed, as one line.
 
     Args:
-        tail: End of the output.
+        tail: End of the output of the tool.
+
+    Returns:
+        For example ``No solution found when resolving dependencies: Because torch was not found
+        ...``. ``""`` if the output has no reason, or ends with a traceback.
     """
     words = tail.decode("utf-8", "replace")
     if _CRASH.search(words):
         return ""
-    said = _REASON.findall(words)
+    # The last reason of any tool, unless it is the first line of uv's last error.
+    reasons = _REASON.findall(words)
     errors = _ERROR.findall(f"{words}\n")
-    if not errors or said[-1] != errors[-1][0]:
-        return str(said[-1]).strip() if said else ""
-    (begun, below) = errors[-1]
+    if not reasons:
+        return ""
+    if not errors or reasons[-1] != errors[-1][0]:
+        return str(reasons[-1]).strip()
+    first_line, below = errors[-1]
+    return _describe_error_of_uv(first_line, below, words)
+
+
+def _describe_error_of_uv(first_line: str, below: str, words: str) -> str:
+    """Write an error of uv as one line: the error, its innermost cause, and a hint.
+
+    Args:
+        first_line: The first line of the error.
+        below: The indented lines below: the rest of the error, and each cause.
+        words: The whole output, which may have a hint.
+    """
     rest, *causes = _CAUSE.split(below)
-    error = " ".join([begun, *rest.split()])  # a long line goes on in the next one
+    # uv breaks a long line, and indents what follows.
+    error = " ".join([first_line, *rest.split()])
     if not causes:
         return error
-    # Of a build that failed uv shows the output, whose last line is the build's own reason.
+    # After a build that failed uv shows the build's output: its last line is the build's reason.
     head, _, output = causes[-1].partition("[stderr]")
-    first = " ".join(head.partition("[stdout]")[0].split())
-    last = [line.strip() for line in output.splitlines() if line.strip()][-1:]
-    hints = [f"({hint})" for hint in _HINT.findall(words)[-1:] if not last]
-    sent = _SENT.search(below)
-    if sent:  # uv names the index in its first line only if it has not tried again
-        error = f"the package index {sent[1]} cannot be reached: {error}"
-    text = " ".join([": ".join(filter(None, [error, first, *last])), *hints])
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+    cause = " ".join(head.partition("[stdout]")[0].split())
+    output_lines = [line.strip() for line in output.splitlines() if line.strip()]
+    request = _UNSENT_REQUEST.search(below)
+    if request:
+        # uv names the index in its first line only if it has not tried again.
+        error = f"the package index {request[1]} cannot be reached: {error}"
+    text = ": ".join(filter(None, [error, cause, *output_lines[-1:]]))
+    hints = _HINT.findall(words)
+    if hints and not output_lines:
+        text += f" ({hints[-1]})"
+    if len(text) <= _REASON_CHARACTERS:
+        return text
+    return f"{text[:_REASON_CHARACTERS]} ..."

@@ -1,7 +1,7 @@
 """Prepares one host: its checks, then the steps one after the other, each a process of its own.
 
-A step that fails ends the job, with a reason in one line where its output has one. Every method
-runs in the loop's thread.
+A step that fails ends the job, with a reason in one line if its output has one. Every method runs
+in the loop's thread.
 """
 
 from __future__ import annotations
@@ -35,9 +35,12 @@ class Preparation:
     """
 
     def __init__(self, attempt: Attempt, done: Callable[[], None]) -> None:
-        """Nothing is done before ``begin``.
+        """Do nothing before ``begin``.
 
-        done: called when the last step has ended, unless ``proceed`` has returned True.
+        Args:
+            attempt: The state of the attempt.
+            done: Called when the last step has ended, unless the caller of ``proceed`` knows that
+                already.
         """
         self.is_done = False
         self._attempt = attempt
@@ -46,27 +49,34 @@ class Preparation:
         self._steps: list[Step] = []
 
     def check(self) -> bool:
-        """Look at this host; False if it cannot take part.
+        """Run the checks of this host that take no time, and log their findings.
 
-        What may take longer is the first of the steps.
+        A failed check is reported as this host's failure. Checks that may take long, such as those
+        of GPUs, are the first of the steps instead.
+
+        Returns:
+            Whether the host may take part.
         """
-        asked = self._plan.checks
-        if asked is None or asked.needs_process:
+        checks = self._plan.checks
+        if checks is None or checks.needs_process:
             return True
         from trainworks_launcher.checks import FAILED as CHECK_FAILED
         from trainworks_launcher.checks.run import line_of, run_checks
 
-        found = run_checks(asked)
-        for finding in found:
+        findings = run_checks(checks)
+        for finding in findings:
             self._attempt.log(line_of(finding))
-        failed = [str(finding) for finding in found if finding.severity == CHECK_FAILED]
-        self._check_failed(failed)
+        failed = [str(finding) for finding in findings if finding.severity == CHECK_FAILED]
+        self._report_failed_checks(failed)
         return not failed
 
     def begin(self) -> None:
-        """Choose the steps. An earlier attempt may have prepared this host already."""
+        """Choose the steps; start none yet.
+
+        If an earlier attempt has prepared this host, the preparation is done.
+        """
         environment = self._attempt.environment
-        prepared = self._attempt.tries.prepared
+        prepared = self._attempt.history.prepared
         if prepared is not None:
             self._finish(prepared)
             return
@@ -74,16 +84,22 @@ class Preparation:
         self._steps = list(steps(self._plan, launcher, environment.launcher_directory))
 
     def proceed(self) -> bool:
-        """Start the next step. Returns whether this host is prepared.
+        """Start the next step; after the last one, use the plan.
 
-        Raises RefusalError, as ``when_ended`` of a step does, if the code turns out to be unusable.
+        A step that ends well calls this again. Nothing is started if the job is over.
+
+        Returns:
+            Whether this host is prepared.
+
+        Raises:
+            RefusalError: The code that was fetched cannot be used.
         """
         attempt = self._attempt
         if self.is_done or attempt.is_over:
             return self.is_done
         if not self._steps and self._plan.code.fetch:
-            # The code is on this host: plan again with what it is. What refuses a local archive at
-            # the start refuses now, and only now is it known what is to be installed.
+            # The code was fetched and unpacked: plan again. Only now are its entry point and its
+            # requirements known.
             job = make_job(look_again(attempt.environment), self._plan.host)
             self._plan = plan_host(job)
             self._steps = list(installation(self._plan))
@@ -92,15 +108,24 @@ class Preparation:
             return True
         step = self._steps.pop(0)
         attempt.log(step.what)
-        cwd = self._plan.cwd if Path(self._plan.cwd).is_dir() else attempt.environment.output
+        cwd = self._plan.cwd
+        if not Path(cwd).is_dir():
+            # The directory of the code exists only after a step.
+            cwd = attempt.environment.output
         command = Command(step.argv, cwd, attempt.runtime.env, step.status)
         attempt.start_command(command, lambda code: self._ended(step, code))
         return False
 
     def _finish(self, plan: NodePlan) -> None:
-        """Use a plan that knows the code, now and in later attempts."""
+        """Use a plan for this attempt and later ones, and note that this host is prepared.
+
+        If mpirun reaches the other hosts by ssh, the files of its client are written.
+
+        Raises:
+            RefusalError: The keys for ssh are not mounted.
+        """
         attempt = self._attempt
-        attempt.plan = attempt.tries.prepared = plan
+        attempt.plan = attempt.history.prepared = plan
         if plan.shell is not None:
             # The other hosts run sshd, with keys that the platform has mounted.
             from trainworks_launcher.supervise.ssh import mounted_keys
@@ -113,38 +138,51 @@ class Preparation:
         self.is_done = True
 
     def _ended(self, step: Step, code: int) -> None:
-        stopped = self._attempt.stop_signal
-        if code == 0 and not stopped:
+        """Start the next step after one that ended well; else report this host's failure or stop.
+
+        Args:
+            step: The step.
+            code: Return code of its process, negative after a signal.
+        """
+        stop_signal = self._attempt.stop_signal
+        if code == 0 and not stop_signal:
             self._go_on()
             return
-        if step.status == names.EXIT_CHECK and not stopped:
-            self._check_ended(code)
+        if step.status == names.EXIT_CHECK and not stop_signal:
+            self._take_failed_checks(code)
             return
-        # Only a failure needs it.
+        tail = self._attempt.running.tail
+        outcome = self._attempt.verdict.judge_command(step.what, code, tail, stop_signal)
+        if stop_signal:
+            self._attempt.report(outcome._replace(kind=STOPPED, status=128 + stop_signal))
+            return
+
+        # Imported late, because only a failure needs it.
         from trainworks_launcher.supervise.preparation.installing import reason_of
 
-        tail = self._attempt.running.tail
-        outcome = self._attempt.verdict.judge_command(step.what, code, tail, stopped)
-        reason = "" if stopped else self._attempt.redactor.text(reason_of(tail.read()))
+        reason = self._attempt.redactor.text(reason_of(tail.read()))
         if reason:
-            # Before, it may be of a build that pip started.
+            # The cause by the general rules may be that of a build which pip has started.
             outcome = outcome._replace(memory="", cause=reason)
-        status = 128 + stopped if stopped else step.status
-        self._attempt.report(outcome._replace(kind=STOPPED if stopped else FAILED, status=status))
+        self._attempt.report(outcome._replace(kind=FAILED, status=step.status))
 
     def _go_on(self) -> None:
+        """Start the next step; after the last one, call ``done``."""
         if self.proceed():
             self._done()
 
-    def _check_ended(self, code: int) -> None:
-        """The process that checks this host has found something.
+    def _take_failed_checks(self, code: int) -> None:
+        """Report the failed checks in the output of the process that checks this host.
 
-        A defect of its own does not end a job.
+        Without one the process itself has failed: that is a warning, and the job goes on.
+
+        Args:
+            code: Return code of the process.
         """
         from trainworks_launcher.checks.run import failures_in
 
         failed = failures_in(self._attempt.running.tail.read())
-        self._check_failed(failed)
+        self._report_failed_checks(failed)
         if not failed:
             self._attempt.log(
                 "warning: the checks of this host broke off"
@@ -152,12 +190,15 @@ class Preparation:
             )
             self._go_on()
 
-    def _check_failed(self, failed: Sequence[str]) -> None:
-        if failed:
-            cause, more = (
-                f"a check of host {self._plan.host} failed: {failed[0]}",
-                shorten("\n".join(failed[1:])),
-            )
-            self._attempt.report(
-                Outcome(FAILED, names.EXIT_CHECK, self._plan.host, cause, message=more)
-            )
+    def _report_failed_checks(self, failed: Sequence[str]) -> None:
+        """Report failed checks as this host's failure, the first one as the cause; none: nothing.
+
+        Args:
+            failed: A sentence for each check.
+        """
+        if not failed:
+            return
+        host = self._plan.host
+        cause = f"a check of host {host} failed: {failed[0]}"
+        others = shorten("\n".join(failed[1:]))
+        self._attempt.report(Outcome(FAILED, names.EXIT_CHECK, host, cause, message=others))

@@ -1,7 +1,7 @@
-"""What is done on a host before its command starts, as a list of child processes. Pure.
+"""The steps of a host's preparation, as a list of child processes. Pure.
 
 Every step is a process of its own, never work in the launcher's thread: heartbeats and stop signals
-go on meanwhile. To add one: append it in ``steps``; what it needs to know comes with the plan.
+go on meanwhile. To add one: append it in ``steps``; the facts that it needs come with the plan.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ class Step(NamedTuple):
     """One step of a preparation.
 
     Attributes:
-        what: For the log and the failure text, for example ``installing requirements.txt``.
+        what: Its name in the log and the failure text, for example ``installing
+            requirements.txt``.
         argv: Command line of its process.
         status: Exit status of the job if it fails.
     """
@@ -28,40 +29,32 @@ class Step(NamedTuple):
 
 
 def steps(plan: NodePlan, launcher: Sequence[str], directory: str) -> tuple[Step, ...]:
-    """Return the steps of a plan, in order.
+    """Return the steps of a plan, in order: check, fetch, unpack, install; only those needed.
 
     Args:
         plan: The plan.
         launcher: Words that start a small program of the launcher (Python, isolated).
-        directory: Directory of those programs.
+        directory: The launcher's directory, which has ``programs/``.
     """
-    found: list[Step] = []
+    planned: list[Step] = []
     if plan.checks is not None and plan.checks.needs_process:
         argv = (*launcher, f"{directory}/programs/check.py", json.dumps(plan.checks._asdict()))
-        found.append(Step("checking this host", argv, names.EXIT_CHECK))
+        planned.append(Step("checking this host", argv, names.EXIT_CHECK))
     code = plan.code
     if code.fetch:
-        found.append(Step(f"fetching {code.archive}", code.fetch))
+        planned.append(Step(f"fetching {code.archive}", code.fetch))
     if code.archive:
         archive = names.FETCHED_ARCHIVE if code.fetch else code.archive
-        found.append(
-            Step(
-                "unpacking the code",
-                (*launcher, f"{directory}/programs/unpack.py", archive, code.directory),
-            )
-        )
-    return (*found, *installation(plan))
+        argv = (*launcher, f"{directory}/programs/unpack.py", archive, code.directory)
+        planned.append(Step("unpacking the code", argv))
+    return (*planned, *installation(plan))
 
 
 def installation(plan: NodePlan) -> tuple[Step, ...]:
-    """Return the step that installs what the code needs, if anything: the last
-    one, once the code is there.
-    """
+    """Return the step that installs the requirements of the code; () if it has none."""
     if not plan.requirements:
         return ()
-    what = (
-        plan.code.requirements
-        if "-r" in plan.requirements
-        else f"the project ({plan.code.project})"
-    )
-    return (Step(f"installing {what}", plan.requirements),)
+    source = f"the project ({plan.code.project})"
+    if "-r" in plan.requirements:
+        source = plan.code.requirements
+    return (Step(f"installing {source}", plan.requirements),)

@@ -49,10 +49,10 @@ class Attempts:
         self._heartbeat = heartbeat
         self._longest = longest
         self._ranks: list[Rank] = []
-        self._began = 0.0
+        self._began = 0.0  # monotonic clock
         self._files: tuple[int | None, ...] = ()
-        self._excused = False
-        self._measured = False
+        self._is_excused = False
+        self._is_measured = False  # whether ``_files`` is that of an earlier attempt
         self.restarts = 0
 
     def started(self, rank: Rank) -> bool | None:
@@ -63,6 +63,7 @@ class Attempts:
             for every other rank.
         """
         place = _place(rank)
+        # A second rank in one place shows that the ranks were started again.
         if all(_place(other) != place for other in self._ranks):
             self._began = self._began or time.monotonic()
             self._ranks.append(rank)
@@ -70,29 +71,31 @@ class Attempts:
         self.restarts += 1
         progress = self._made_progress()
         self._began = time.monotonic()
-        self._excused = False
-        self._measured = True
+        self._is_excused = False
+        self._is_measured = True
         self._ranks = [rank]
         return progress
 
     def excuse(self) -> None:
         """Note that the ranks of this attempt are ended because another host was lost."""
-        self._excused = True
+        self._is_excused = True
 
     def _made_progress(self) -> bool:
+        """Return whether the attempt that ends made progress, by the rules above.
+
+        Reads the state of the files for the next comparison.
+        """
         before, self._files = self._files, self._state_of_files()
-        return (
-            not self._measured
-            or self._excused
-            or None in self._files
-            or self._files != before
-            or time.monotonic() - self._began > self._longest
-        )
+        if not self._is_measured or self._is_excused:
+            return True
+        if None in self._files or self._files != before:
+            return True
+        return time.monotonic() - self._began > self._longest
 
     def _state_of_files(self) -> tuple[int | None, ...]:
-        """Return a value for each file that changes when the file is written.
+        """Return a value for the checkpoints, and one for the heartbeat file, if the job has them.
 
-        None for a file that cannot be examined.
+        A value changes when the files are written. None if they cannot be examined in time.
         """
         from trainworks_launcher.contract.checkpoints import state_of  # only a restart needs it
 

@@ -24,7 +24,11 @@ class HostCommand:
     """
 
     def __init__(self, ranks_by: str) -> None:
-        """Start nothing. ranks_by: starter of the job's ranks, ``""`` if the job has no ranks."""
+        """Begin without a command.
+
+        Args:
+            ranks_by: Starter of the job's ranks, as ``NodePlan.ranks_by``; ``""`` for none.
+        """
         self.command: Child | None = None
         self.ranks: Ranks | None = None
         self.restarts = 0
@@ -51,15 +55,23 @@ class HostCommand:
         return self.command.pid
 
     def rank_pids(self) -> tuple[int, ...]:
-        """Return the process ids of the ranks that run on this host."""
+        """Return the process ids of the ranks that run on this host.
+
+        () in a job without ranks: its command is the program itself.
+        """
         if self.ranks is not None:
             return self.ranks.running()
+        # Ranks that do not report are the children of their starter.
         if self._ranks_by and self.command is not None and self.command.running:
             return processes.children_of(self.command.pid)
         return ()
 
     def send(self, number: int) -> None:
-        """Send a signal to the ranks, or to the whole command where there are no ranks."""
+        """Send a signal to the ranks, or to the command's process group if no rank runs.
+
+        Args:
+            number: The signal.
+        """
         ranks = self.rank_pids()
         for pid in ranks:
             processes.send(pid, number)
@@ -67,6 +79,6 @@ class HostCommand:
             self.command.signal_group(number)
 
     def send_to_ranks(self, number: int) -> None:
-        """Send a signal to the ranks only."""
+        """Send a signal to the ranks that run, and not to their starter."""
         for pid in self.rank_pids():
             processes.send(pid, number)

@@ -21,9 +21,15 @@ class Guard:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, python: str, launcher: str, directory: Path) -> None:
-        """Start the guard for the job with this runtime directory.
+        """Start the guard; do nothing as process 1. Marks this process (``_mark``).
 
-        Raises OSError if the guard cannot be started.
+        Args:
+            python: Path of the launcher's Python.
+            launcher: The launcher's directory.
+            directory: The runtime directory, by which the guard recognises processes of the job.
+
+        Raises:
+            OSError: The guard cannot be started.
         """
         if os.getpid() == 1:
             return
@@ -45,13 +51,16 @@ class Guard:
         return (self._process.pid,)
 
     def tell(self, pid: int) -> None:
-        """Report a command's process id, so that the guard finds one that hides its environment."""
+        """Report a command's process id to the guard; do nothing without a guard.
+
+        So the guard finds the command even if it changes its environment.
+        """
         if self._process is not None and self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.write(b"%d\n" % pid)
 
     def end(self) -> None:
-        """End the guard: the launcher has ended the job itself."""
+        """End the guard (SIGKILL): the launcher has ended the job itself."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -72,13 +81,14 @@ def _mark() -> int:
     process (proc(5), limits).
 
     Returns:
-        The mark; 0 if there is none.
+        The mark; 0 if the limit is too low, or cannot be changed.
     """
-    import resource  # process 1 needs no guard
+    import resource  # imported late: process 1 needs no guard
 
     limit = resource.RLIMIT_MSGQUEUE
     soft, hard = resource.getrlimit(limit)
     most = hard if hard != resource.RLIM_INFINITY else soft
+    # A low limit would be noticed by a job with message queues.
     if most < 2 * _MARKS:
         return 0
     mark = int(most - 1 - int.from_bytes(os.urandom(2), "big"))

@@ -35,9 +35,16 @@ arguments, and for variables that the script's children add.
 def split_long_values(
     variables: Mapping[str, str], string_bytes: int = STRING_BYTES, all_bytes: int = ALL_BYTES
 ) -> tuple[str, ...]:
-    """Return the names of the variables with values that have to go by file.
+    """Choose the variables whose values the kernel does not accept: they go to files.
 
-    Each value above the limit of a string, then the longest ones until all others fit.
+    Args:
+        variables: All variables of a process.
+        string_bytes: Limit of one variable.
+        all_bytes: Limit of all of them.
+
+    Returns:
+        The names of all variables above the first limit, then of the longest ones until the others
+        are within the second.
     """
     sizes: dict[str, int] = {}
     for name, value in variables.items():
@@ -46,6 +53,7 @@ def split_long_values(
     total = sum(sizes.values())
     chosen: list[str] = []
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        # The longest come first: if this one fits, the shorter ones do.
         if sizes[name] <= string_bytes and total <= all_bytes:
             break
         chosen.append(name)
@@ -60,13 +68,18 @@ _ADVICE = (
 
 
 def _make_directory(variables: Mapping[str, str]) -> Path:
-    """Make the directory in the first place that can be written.
+    """Make a private directory in the first place for temporary files that can be written.
 
-    Raises RefusalError if there is none.
+    Args:
+        variables: May name a place: TMPDIR, TEMP or TMP.
+
+    Raises:
+        RefusalError: No place can be written.
     """
     requested = [variables[name] for name in ("TMPDIR", "TEMP", "TMP") if variables.get(name)]
     places = dict.fromkeys([*requested, *directories.TEMPORARY])
     reasons: list[str] = []
+    # Places with a path that is too long for sockets come last.
     for place in sorted(places, key=directories.is_too_long):
         directory, reason = _make_directory_in(place)
         if directory is not None:
@@ -79,7 +92,11 @@ def _make_directory(variables: Mapping[str, str]) -> Path:
 
 
 def _make_directory_in(place: str) -> tuple[Path | None, str]:
-    """Return the new directory; None and the reason if none could be made."""
+    """Make a private directory in a place.
+
+    Returns:
+        The directory and ``""``; None and the reason if it cannot be made.
+    """
     try:
         return Path(tempfile.mkdtemp(prefix="trainworks-", dir=Path(place).absolute())), ""
     except OSError as error:
@@ -142,6 +159,10 @@ class JobDirectory:
             raise RefusalError([problem], names.EXIT_PREPARATION) from error
 
     def _fill(self, inherited: Mapping[str, str], planned: Mapping[str, str]) -> None:
+        """Set ``env`` and ``by_file``, and write a file for each value that is too long.
+
+        Raises OSError if a file cannot be written.
+        """
         env = {**inherited, **planned, names.RUNTIME_DIRECTORY_VARIABLE: str(self.path)}
         # torch aborts a rank if its host lacks this directory. So the variable must not get to
         # another host, to which a user's starter may export it.
@@ -155,7 +176,7 @@ class JobDirectory:
         self.env: Mapping[str, str] = env
 
     def change(self, variables: Mapping[str, str]) -> None:
-        """Change variables before a process is started with them; ``""`` removes a variable."""
+        """Change variables of processes that are started later; ``""`` removes a variable."""
         env = {**self.env, **variables}
         for name, value in variables.items():
             if not value:
@@ -163,7 +184,9 @@ class JobDirectory:
         self.env = env
 
     def write_rank_environment(self, cwd: str, hidden: Sequence[str] = ()) -> None:
-        """Write the environment that ``rank.py --keep`` reads.
+        """Write the environment that ``rank.py --keep`` reads, to environment.json.
+
+        Called once for an attempt. Raises OSError if the file cannot be written.
 
         Args:
             cwd: The working directory of ranks.
@@ -179,7 +202,7 @@ class JobDirectory:
 
 
 def _write_private(path: Path, text: str) -> None:
-    """Write a file that only this user can read."""
+    """Write a new file that only this user can read. Raises OSError, also if it exists."""
     descriptor = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as opened:
         opened.write(text)

@@ -42,8 +42,11 @@ _UNREACHED = (
     "perhaps it could not reach mpirun: the hosts of a job have to reach each other on all ports"
 )
 _FAILED = 255
+"""Exit status of an agent whose daemon could not be started, as of ssh."""
+
 _READ_BYTES = 65536
 _TEXT_CHARACTERS = 4000
+"""Length of the end of a daemon's output that is sent."""
 
 Tell = Callable[..., None]
 
@@ -94,9 +97,10 @@ class Agents:
         self._watch(server, lambda _: self._accept(server))
 
     def close(self) -> None:
-        """Close the socket.
+        """Close the socket and all connections.
 
-        Agents with an open request get an end of file, and those of a copy an empty failure.
+        An agent with an open request gets an end of file, and an agent of a copy of the program
+        the status ``_FAILED`` without a text.
         """
         for connection in self._copies:
             if connection in self._open:
@@ -105,15 +109,18 @@ class Agents:
             self._close(opened)
 
     def _watch(self, opened: socket.socket, ready: Callable[[int], None]) -> None:
+        """Call ``ready`` whenever a socket can be read, until ``_close``."""
         self._open.add(opened)
         self._loop.watch(opened, READ, ready)
 
     def _close(self, opened: socket.socket) -> None:
+        """Close a socket and watch it no more."""
         self._open.discard(opened)
         self._loop.unwatch(opened)
         opened.close()
 
     def _accept(self, server: socket.socket) -> None:
+        """Accept the connection of one agent, and read its request in the loop."""
         with contextlib.suppress(OSError):
             connection, _address = server.accept()
             connection.setblocking(False)
@@ -121,6 +128,14 @@ class Agents:
             self._watch(connection, lambda _: self._read(connection, request))
 
     def _read(self, connection: socket.socket, request: bytearray) -> None:
+        """Read a part of an agent's request; handle the request when its line is complete.
+
+        A request that is too long closes the connection, as does its end.
+
+        Args:
+            connection: The agent's connection.
+            request: The parts that have come; this one is appended.
+        """
         try:
             data = connection.recv(_READ_BYTES)
         except BlockingIOError:
@@ -136,15 +151,20 @@ class Agents:
                 self._answer(connection, answer)
 
     def _answer(self, connection: socket.socket, answer: Mapping[str, Json]) -> None:
+        """Send an agent its answer, and close the connection."""
         with contextlib.suppress(OSError):
             connection.send(json.dumps(answer).encode() + b"\n")
         self._close(connection)
 
     def _start_daemon(self, line: bytes, connection: socket.socket) -> Mapping[str, Json]:
-        """Send an agent's request to the launcher of the host.
+        """Send an agent's request to the launcher of the host that it names.
+
+        Args:
+            line: The request as JSON: ``host``, and ``line``, a command for sh.
+            connection: The agent's connection, for an answer that comes later.
 
         Returns:
-            The answer for the agent; empty if the answer comes later.
+            The answer for the agent, ``status`` and ``text``; empty if the answer comes later.
         """
         try:
             request = mapping(decode(line.decode("utf-8")))
@@ -152,6 +172,7 @@ class Agents:
             request = {}
         host, others = text(request.get("host")), self._handlers.others()
         if self._handlers.copied is not None:
+            # The leader's copy of the program starts the ranks: this mpirun waits.
             self._copies.append(connection)
             self._handlers.copied()
             return {}
@@ -172,9 +193,16 @@ class Agents:
         return {}
 
     def ended(self, host: str, message: Mapping[str, Json]) -> None:
-        """Answer the agent that waits for a process on a host."""
+        """Answer the agent that waits for a process on a host, if the agent still runs.
+
+        Args:
+            host: The host.
+            message: With ``number`` of the request, ``status`` (negative after a signal) and
+                ``text``, the end of the output.
+        """
         connection = self._waiting.pop(number(message.get("number")), None)
-        if connection is None or connection not in self._open:  # the agent was ended before
+        if connection is None or connection not in self._open:
+            # The agent was ended before.
             return
         status, output = number(message.get("status")), text(message.get("text"))
         explanation = ""
@@ -211,11 +239,11 @@ class Daemons:
         self._start = start
         self._has_ranks = has_ranks
         self._may_start_ranks = may_start_ranks
-        self._left = False
-        self._orphan = 0  # the status of the last orphan that failed
+        self._has_left = False  # a daemon has left its parent
+        self._orphan_status = 0  # of the last orphan that failed
         self._was_requested = False
         self._tell = tell
-        self._running: dict[Child, int] = {}
+        self._running: dict[Child, int] = {}  # process -> number of a request that waits, else 0
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -228,53 +256,84 @@ class Daemons:
         return self._was_requested
 
     def start(self, _: str, message: Mapping[str, Json]) -> None:
-        """Start a daemon for the leader."""
+        """Start a daemon for the leader; do nothing if no process may be started now.
+
+        Args:
+            message: With ``line``, a command for sh, and ``number`` if an agent waits for its end.
+        """
         self._was_requested = True
-        awaited = number(message.get("number"))
+        request = number(message.get("number"))
         try:
             child = self._start(("/bin/sh", "-c", text(message.get("line"))))
         except OSError as error:
-            self._over(awaited, _FAILED, f"/bin/sh: {error.strerror or error}")
+            self._report_end(request, _FAILED, f"/bin/sh: {error.strerror or error}")
             return
         if child is not None:
-            self._running[child] = awaited
+            self._running[child] = request
 
     def reap(self) -> None:
-        """Report the daemons that have ended."""
+        """Read the status of the daemons that have ended, and report them to the leader."""
         for child in tuple(self._running):
-            if child.has_just_ended():
-                awaited = self._running.pop(child)
-                child.drain()
-                output = child.tail.read().decode("utf-8", "replace")[-_TEXT_CHARACTERS:]
-                self._over(awaited, child.returncode, output)
-                # A daemon has left its parent, which then ends with status 0.
-                self._left = self._left or not (child.returncode or awaited)
+            if not child.has_just_ended():
+                continue
+            request = self._running.pop(child)
+            child.drain()
+            output = child.tail.read().decode("utf-8", "replace")[-_TEXT_CHARACTERS:]
+            self._report_end(request, child.returncode, output)
+            if not request and not child.returncode:
+                # The daemon goes on in the background: its parent has ended with status 0.
+                self._has_left = True
 
-    def _over(self, awaited: int, code: int, output: str) -> None:
-        if awaited:
-            output = output if code else ""
-            self._tell(ENDED, number=awaited, status=code, text=output)
+    def _report_end(self, request: int, code: int, output: str) -> None:
+        """Report the end of a process to the leader.
+
+        Without a waiting request only a failure is reported.
+
+        Args:
+            request: Number of the request that waits for the end; 0 for none.
+            code: Return code, negative after a signal.
+            output: End of its output, which is sent after a failure only.
+        """
+        if request:
+            shown = output if code else ""
+            self._tell(ENDED, number=request, status=code, text=shown)
         elif code:
-            self._lost(code, output, certain=True)
+            self._report_lost(code, output, certain=True)
 
     def orphans_ended(self, statuses: Sequence[int]) -> None:
-        """Note the ends of orphans, one of which may be a daemon.
+        """Note the ends of orphans, one of which may be a daemon; report a lost daemon.
 
         A daemon leaves its parent when it has started, and so do other processes of a start. So
         an orphan's status counts only while no rank has reported, and only when no process is
         left that could still start one.
-        """
-        self._orphan = next(filter(None, statuses), self._orphan)
-        if self._left and self._orphan and not self._running and not self._may_start_ranks():
-            orphan, self._orphan = self._orphan, 0
-            self._lost(orphan, "", certain=False)
 
-    def _lost(self, code: int, output: str, *, certain: bool) -> None:
+        Args:
+            statuses: Negative after a signal.
+        """
+        for status in statuses:
+            if status:
+                self._orphan_status = status
+                break
+        if not self._has_left or not self._orphan_status:
+            return
+        if self._running or self._may_start_ranks():
+            return
+        status, self._orphan_status = self._orphan_status, 0
+        self._report_lost(status, "", certain=False)
+
+    def _report_lost(self, code: int, output: str, *, certain: bool) -> None:
+        """Report to the leader that mpirun has lost a daemon, unless a rank has reported.
+
+        Args:
+            code: Return code of the daemon.
+            output: End of its output; ``""`` if it is not known.
+            certain: Whether the process was surely a daemon.
+        """
         if not self._has_ranks():
             self._tell(LOST, status=code, text=output or _UNREACHED, certain=certain)
 
     def end(self) -> None:
-        """End the daemons that run."""
+        """End the daemons that run (SIGKILL), and wait for each, bounded."""
         for child in self._running:
             child.kill()
         self._running.clear()

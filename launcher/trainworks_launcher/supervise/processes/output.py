@@ -22,12 +22,19 @@ LINE_BYTES = 65536
 """Size of an unfinished line that is held back."""
 
 _CHUNK_BYTES = 65536
-_TAKE_LIMIT = 1 << 20  # bytes; a pipe holds no more unless root enlarged it
+_TAKE_LIMIT = 1 << 20
+"""Bytes that are read ahead of a slow reader; a pipe holds no more unless root enlarged it."""
+
 _OWN_LINES_LIMIT = 1000
 _QUIET_SECONDS = 0.5
+"""Time without other output after which an unfinished line is shown."""
+
 _PATIENCE_SECONDS = 1.0
+"""Time in which a shown line may end while other streams wait."""
+
 _CLOSE_SILENCE_SECONDS = 5.0
 _CLOSE_LIMIT_SECONDS = 60.0
+"""Limits of the last writes: without any progress of the reader, and in all."""
 
 
 def log(message: str) -> None:
@@ -117,16 +124,26 @@ class Tail:
 
 
 class Stream:
-    """One source of a Copier: a descriptor, and its unfinished line."""
+    """One source of a Copier.
+
+    Attributes:
+        source: Descriptor to read; -1 after its end.
+        number: Number of the stream in ``tail``.
+        tail: Gets the end of the output.
+        prefix: Written before each line; None to copy byte for byte.
+        unread: Bytes that were read, and not copied yet.
+        held: An unfinished line that was copied, and not written yet.
+        ended: Whether the source has ended, or cannot be read.
+    """
 
     def __init__(self, source: int, tail: Tail, prefix: bytes | None, number: int) -> None:
-        """Hold the parameters of ``Copier.add``."""
+        """Begin; the parameters are those of ``Copier.add``."""
         self.source = source
         self.number = number
         self.tail = tail
         self.prefix = prefix
-        self.unread = b""  # read by ``Copier.take``, not written yet
-        self.held = bytearray()  # an unfinished line
+        self.unread = b""
+        self.held = bytearray()
         self.ended = False
 
 
@@ -145,7 +162,14 @@ class Copier:
     """
 
     def __init__(self, target: int) -> None:
-        """Start the thread. target: descriptor to write to; remains open."""
+        """Start the thread.
+
+        Args:
+            target: Descriptor to write to; the copier does not close it.
+
+        Raises:
+            RuntimeError: This host can start no further thread.
+        """
         self.target = target
         self._lock = threading.Condition()
         self._selector = selectors.DefaultSelector()
@@ -156,13 +180,13 @@ class Copier:
         self._streams: list[Stream] = []
         self._new: list[Stream] = []
         self._own_lines: list[bytes] = []
-        self._open: Stream | None = None
-        self._line_is_open = False
-        self._waiting_since = 0.0
+        self._open: Stream | None = None  # the stream whose unfinished line is shown
+        self._line_is_open = False  # whether the last byte written is not a newline
+        self._waiting_since = 0.0  # since when another stream waits for that line; 0.0: none does
         self._written_at = time.monotonic()
         self._written = 0
-        self._writable = True
-        self._closing = False
+        self._is_writable = True
+        self._is_closing = False
         self._thread = threading.Thread(
             target=self._run, name=f"trainworks-copier-{target}", daemon=True
         )
@@ -175,7 +199,10 @@ class Copier:
             source: Descriptor to read.
             tail: Gets the end of the output.
             prefix: Written before each line; None to copy byte for byte.
-            number: Number of the stream in ``tail``.
+            number: Number of the stream in ``tail``: 0 for standard output, 1 for standard error.
+
+        Returns:
+            The stream, for ``wait``.
         """
         os.set_blocking(source, False)
         stream = Stream(source, tail, prefix, number)
@@ -210,7 +237,7 @@ class Copier:
         self._wake()
 
     def wait(self, streams: Iterable[Stream], seconds: float) -> bool:
-        """Wait, bounded, until the streams have ended.
+        """Wait until streams have ended, at most so many seconds; return whether they have.
 
         A process that was left behind may hold a pipe open for ever.
         """
@@ -223,10 +250,13 @@ class Copier:
             return self._lock.wait_for(have_ended, seconds)
 
     def close(self) -> None:
-        """Write the rest while a reader takes it, then forget every stream."""
+        """Write the rest of all streams, and end the thread.
+
+        Waits as long as the reader takes bytes, at most a minute.
+        """
         self.take()
         with self._lock:
-            self._closing = True
+            self._is_closing = True
         self._wake()
         deadline = time.monotonic() + _CLOSE_LIMIT_SECONDS
         written = -1
@@ -235,28 +265,32 @@ class Copier:
             self._thread.join(_CLOSE_SILENCE_SECONDS)
 
     def _wake(self) -> None:
+        """Let the thread look at its streams; a full pipe has woken it already."""
         with contextlib.suppress(OSError):
             os.write(self._wake_target, b"w")
 
     # --- in the thread ----------------------------------------------------------------------------
     def _run(self) -> None:
+        """Copy until ``close``, and then until the rest is written."""
         while True:
             ready = self._wait()
             with self._lock:
                 pieces = self._step(ready)
-                is_empty = not self._own_lines and not any(s.unread for s in self._streams)
-                done = self._closing and is_empty
+                has_unread = any(stream.unread for stream in self._streams)
+                is_done = self._is_closing and not self._own_lines and not has_unread
+            # Without the lock, because the reader may be slow.
             if pieces:
                 self._write(b"".join(pieces))
-            if done:
+            if is_done:
                 return
 
     def _wait(self) -> set[int]:
-        """Return the descriptors that can be read.
+        """Wait for output, and return the descriptors that can be read.
 
-        While streams wait for an open line, only the descriptor of that line is polled.
+        While streams wait for an open line, only the descriptor of that line is polled. The wait
+        ends when an unfinished line has to be shown, or an open one broken.
         """
-        if self._closing:
+        if self._is_closing:
             return set()
         now = time.monotonic()
         if self._waiting_since and self._open is not None and not self._open.ended:
@@ -264,6 +298,7 @@ class Copier:
             poll.register(self._open.source, select.POLLIN)
             poll.register(self._wake_source, select.POLLIN)
             left = max(0.0, self._waiting_since + _PATIENCE_SECONDS - now)
+            # In milliseconds, rounded up: else the loop would spin in the last one.
             return {descriptor for descriptor, _ in poll.poll(left * 1000 + 1)}
         timeout = None
         if any(stream.held for stream in self._streams):
@@ -271,7 +306,10 @@ class Copier:
         return {key.fd for key, _ in self._selector.select(timeout)}
 
     def _step(self, ready: set[int]) -> list[bytes]:
-        """Read the ready descriptors, and return the pieces to write, in order."""
+        """Read the ready descriptors, and return the pieces to write, in order.
+
+        Streams that have ended, and are written, are forgotten.
+        """
         pieces: list[bytes] = []
         if self._wake_source in ready:
             with contextlib.suppress(BlockingIOError):
@@ -298,13 +336,20 @@ class Copier:
         return pieces
 
     def _advance(self, stream: Stream, ready: bool, pieces: list[bytes]) -> None:
-        """Read one stream if it is ready, and add its output to the pieces if it may write."""
+        """Read one stream if it is ready, and add its output to the pieces if it may write now.
+
+        Args:
+            stream: The stream.
+            ready: Whether its descriptor can be read.
+            pieces: Gets the bytes to write.
+        """
         if ready and not stream.ended and not stream.unread:
             stream.unread = self._read(stream)
-        ending = bool(stream.held) and (stream.ended or self._closing)
-        if not stream.unread and not ending:
+        is_last_line = bool(stream.held) and (stream.ended or self._is_closing)
+        if not stream.unread and not is_last_line:
             return
         if stream.prefix is not None and not self._may_start(stream, pieces):
+            # Its bytes stay in ``unread``, and nothing more is read: a flood does not fill memory.
             return
         data, stream.unread = stream.unread, b""
         if stream.prefix is None:
@@ -312,10 +357,13 @@ class Copier:
                 pieces.append(data)
                 self._line_is_open = not data.endswith(b"\n")
             return
-        self._lines(stream, data, pieces)
+        self._add_lines(stream, data, pieces)
 
     def _read(self, stream: Stream) -> bytes:
-        """Read one piece of a stream; b"" if none is there now, or if the stream has ended."""
+        """Read one piece of a stream; b"" if none is there now, or if the stream has ended.
+
+        At its end the descriptor is closed, and ``wait`` is woken.
+        """
         try:
             chunk = stream.tail.read_from(stream.source, _CHUNK_BYTES, stream.number)
         except BlockingIOError:
@@ -333,17 +381,24 @@ class Copier:
         return b""
 
     def _may_start(self, stream: Stream | None, pieces: list[bytes]) -> bool:
-        """Return whether a stream may write a line now. None: the launcher itself.
+        """Return whether a stream may begin a line now.
 
-        Breaks an open line of another stream that stays open for too long.
+        Breaks an open line of another stream that stays open for longer than
+        ``_PATIENCE_SECONDS``: a newline is added to the pieces.
+
+        Args:
+            stream: The stream; None for the launcher itself.
+            pieces: The bytes to write.
         """
         owner = self._open
         if owner is stream and stream is not None:
             return True
+        # A line of a stream without a prefix has no owner. Only the launcher's own lines wait for
+        # it.
         if owner is None and not (self._line_is_open and stream is None):
             return True
         now = time.monotonic()
-        if owner is not None and not owner.ended and not self._closing:
+        if owner is not None and not owner.ended and not self._is_closing:
             self._waiting_since = self._waiting_since or now
             if now < self._waiting_since + _PATIENCE_SECONDS:
                 return False
@@ -352,12 +407,21 @@ class Copier:
         return True
 
     def _close_line(self) -> None:
+        """Note that the open line has ended: no stream waits for it."""
         self._open = None
         self._line_is_open = False
         self._waiting_since = 0.0
 
-    def _lines(self, stream: Stream, data: bytes, pieces: list[bytes]) -> None:
-        """Add the complete lines of a stream with prefixes; hold the unfinished line."""
+    def _add_lines(self, stream: Stream, data: bytes, pieces: list[bytes]) -> None:
+        """Add the complete lines of a stream with prefixes; hold the unfinished line.
+
+        A long unfinished line is shown, and so is the last one of a stream.
+
+        Args:
+            stream: The stream, which may begin a line.
+            data: Its next bytes.
+            pieces: Gets the bytes to write.
+        """
         prefix = stream.prefix or b""
         if self._open is stream and data:
             # The rest of the open line: its beginning, with the prefix, is written already.
@@ -376,11 +440,12 @@ class Copier:
             stream.held.clear()
             pieces += (prefix, lines.replace(b"\n", b"\n" + prefix), b"\n")
         stream.held += data[end:]
-        if stream.held and (len(stream.held) > LINE_BYTES or stream.ended or self._closing):
+        is_last_line = stream.ended or self._is_closing
+        if stream.held and (len(stream.held) > LINE_BYTES or is_last_line):
             self._show(stream, pieces)
 
     def _show(self, stream: Stream, pieces: list[bytes]) -> None:
-        """Show an unfinished line."""
+        """Add the unfinished line of a stream to the pieces; the other streams wait for its end."""
         pieces += (stream.prefix or b"", bytes(stream.held))
         stream.held.clear()
         self._open = stream
@@ -395,9 +460,9 @@ class Copier:
                 return
 
     def _write(self, data: bytes) -> None:
-        """Write all bytes, however slow the reader is."""
+        """Write all bytes, however slow the reader is; drop them if it has gone."""
         rest = memoryview(data)
-        while rest and self._writable:
+        while rest and self._is_writable:
             try:
                 written = os.write(self.target, rest)
             except BlockingIOError:
@@ -406,7 +471,7 @@ class Copier:
                 continue
             except OSError:
                 # The reader has gone. Reading goes on: a full pipe would block the job for ever.
-                self._writable = False
+                self._is_writable = False
                 break
             rest = rest[written:]
             self._written += written
@@ -421,14 +486,19 @@ class Output:
     """Copiers of standard output and standard error; one copier where both are one file."""
 
     def __init__(self) -> None:
-        """Start the threads. Raises RefusalError if this container allows no thread."""
+        """Start the threads.
+
+        Raises:
+            RefusalError: This container allows no further thread.
+        """
         try:
             self._out = Copier(1)
-            self._error = self._out if _same_file(1, 2) else Copier(2)
+            self._error = self._out
+            if not _is_same_file(1, 2):
+                self._error = Copier(2)
         except RuntimeError as error:
-            from trainworks_launcher.environment.cgroups import (
-                why_no_thread,  # only a failure needs it
-            )
+            # Imported late, because only a failure needs it.
+            from trainworks_launcher.environment.cgroups import why_no_thread
 
             problem, advice = why_no_thread()
             refusal = Problem(problem, str(error), advice)
@@ -441,7 +511,17 @@ class Output:
     def copy(
         self, out: int, error: int, tail: Tail, prefix: bytes | None = None
     ) -> tuple[Stream, Stream]:
-        """Copy two descriptors: a process's standard output and error. Return their streams."""
+        """Copy two descriptors until their ends, and close them.
+
+        Args:
+            out: Read end of a process's standard output.
+            error: Read end of its standard error.
+            tail: Gets the end of both.
+            prefix: As in ``Copier.add``.
+
+        Returns:
+            The two streams, for ``wait``.
+        """
         return self._out.add(out, tail, prefix, 0), self._error.add(error, tail, prefix, 1)
 
     def take(self) -> None:
@@ -450,17 +530,20 @@ class Output:
             copier.take()
 
     def wait(self, pairs: Iterable[tuple[Stream, Stream]], seconds: float) -> None:
-        """Wait, bounded, until the streams that ``copy`` returned have ended.
+        """Wait, at most so many seconds, until streams have ended: their tails are complete then.
 
-        Their tails are complete then.
+        Args:
+            pairs: As ``copy`` returned them.
+            seconds: Limit of the wait.
         """
         deadline = time.monotonic() + seconds
         self.take()
+        # The first streams of all pairs belong to the first copier.
         for copier, streams in zip((self._out, self._error), zip(*pairs)):
             copier.wait(streams, max(0.0, deadline - time.monotonic()))
 
     def close(self) -> None:
-        """Write the rest."""
+        """Write the rest, and end the threads, as ``Copier.close``."""
         for copier in {self._out, self._error}:
             copier.close()
 
@@ -479,7 +562,7 @@ class SynchronousOutput(Output):
         """Do nothing: every line is written."""
 
 
-def _same_file(first: int, second: int) -> bool:
+def _is_same_file(first: int, second: int) -> bool:
     """Return whether two descriptors are one open pipe, terminal or file."""
     try:
         return os.path.samestat(os.fstat(first), os.fstat(second))

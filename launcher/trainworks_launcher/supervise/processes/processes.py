@@ -17,6 +17,8 @@ from trainworks_launcher.supervise.outcome.outcome import returncode_of
 from trainworks_launcher.supervise.processes.output import Output, Tail
 
 _DRAIN_SECONDS = 0.7
+"""Limit of the wait for the output of a process that has ended: children may hold its pipes."""
+
 REAP_SECONDS = 5.0
 """Bound of the wait for a process after KILL, where nothing depends on its end."""
 
@@ -78,7 +80,7 @@ class Child:
         return self._process.returncode is None and self._process.poll() is not None
 
     def signal(self, number: int) -> None:
-        """Send a signal to the command itself."""
+        """Send a signal to the command itself, if it runs."""
         if self.running:
             send(self.pid, number)
 
@@ -98,7 +100,7 @@ class Child:
         self._output.wait((self._streams,), _DRAIN_SECONDS)
 
     def kill(self) -> None:
-        """KILL the command with its process group, and wait, bounded."""
+        """End the command with its process group (SIGKILL), and wait for it, bounded."""
         self.signal_group(signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(REAP_SECONDS)
@@ -106,6 +108,10 @@ class Child:
 
 
 def _start(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own, with pipes for its output and without input.
+
+    Raises OSError if the process cannot be started.
+    """
     return subprocess.Popen(
         tuple(argv),
         env=dict(env),
@@ -119,8 +125,9 @@ def _start(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> subprocess.
 
 
 def _is_text(program: Path) -> bool:
-    """Return whether a program is a text file without ``#!``: for example, no binary of
-    another architecture.
+    """Return whether a program is a text file without ``#!``, which sh could run.
+
+    False for a binary of another architecture, and for a file that cannot be read.
     """
     try:
         with program.open("rb") as opened:
@@ -133,8 +140,14 @@ def _is_text(program: Path) -> bool:
 def why_not_started(program: str, cwd: str, error: OSError) -> str:
     """Describe why the kernel could not start a program.
 
-    Adds a cause where the kernel's words mislead: ``No such file`` is also the error for a
-    script whose interpreter does not exist (execve(2), ENOENT).
+    Args:
+        program: The program, argv[0].
+        cwd: The working directory.
+        error: The kernel's error.
+
+    Returns:
+        The kernel's words, with the cause where these mislead. ``No such file`` is also the error
+        for a script whose interpreter does not exist (execve(2), ENOENT).
     """
     reason = error.strerror or str(error)
     if error.errno == errno.E2BIG:
@@ -189,7 +202,7 @@ class ProcessStat(NamedTuple):
 
 
 def stat(pid: int) -> ProcessStat:
-    """Read the parent, the start time and the state of a process."""
+    """Read the parent, the start time and the state of a process; see ``ProcessStat`` if gone."""
     fields = _stat_fields(pid)
     if not fields:
         return ProcessStat(parent=0, started="", state="X")
@@ -207,11 +220,9 @@ def _stat_fields(pid: int) -> list[str]:
 
 
 def children_of(parent: int) -> tuple[int, ...]:
-    """Return the direct children of a process.
-
-    Reads the kernel's list where the kernel was built with one (proc(5), children), else the
-    parent of every process.
-    """
+    """Return the process ids of the direct children of a process; () if it has none or is gone."""
+    # The kernel's own list, if the kernel was built with one (proc(5), children); else the parent
+    # of every process.
     try:
         paths = Path(f"/proc/{parent}/task").glob("*/children")
         lists = [path.read_text(encoding="ascii") for path in paths]
@@ -232,6 +243,9 @@ def signal_receivers(pid: int, number: int) -> list[int]:
     Args:
         pid: The top of the tree.
         number: The signal.
+
+    Returns:
+        Their process ids; ``[]`` if no process of the tree has a handler.
     """
     bit = 1 << (number - 1)
     try:
@@ -291,7 +305,7 @@ class Orphans:
     """
 
     def __init__(self) -> None:
-        """Ask the kernel for orphans.
+        """Ask the kernel to give the orphans below this process to this process.
 
         Children that this process has already are not of the job.
         """
@@ -320,8 +334,9 @@ class Orphans:
                 break
             if child is None or child.si_pid in excluded:
                 break
-            exited = child.si_code == os.CLD_EXITED
-            statuses.append(child.si_status if exited else -child.si_status)
+            # The status of a process that a signal ended is the signal.
+            has_exited = child.si_code == os.CLD_EXITED
+            statuses.append(child.si_status if has_exited else -child.si_status)
             with contextlib.suppress(ChildProcessError):
                 # Another thread may have waited for its own child already (hang.sampling).
                 os.waitpid(child.si_pid, 0)
@@ -347,6 +362,7 @@ class Orphans:
         """
         deadline = time.monotonic() + seconds
         excluded = self._strangers.union(known)
+        # Again and again, because a process may start another one before its own end.
         while True:
             processes = _descendants(os.getpid(), excluded)
             for pid in processes:
@@ -389,7 +405,10 @@ def _descendants(top: int, excluded: Iterable[int]) -> list[int]:
 
 
 def _wait_for_end(pid: int, deadline: float) -> None:
-    """Wait, bounded, for the end of a process; not at all before Python 3.9."""
+    """Wait for the end of a process until a deadline (monotonic clock).
+
+    Returns at once if the process is gone, or without pidfds.
+    """
     with contextlib.suppress(OSError):
         if hasattr(os, "pidfd_open"):
             descriptor = os.pidfd_open(pid)
@@ -401,8 +420,9 @@ _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 def _set_subreaper(enable: bool) -> bool:
-    """Set or clear PR_SET_CHILD_SUBREAPER for this process; return success."""
-    import ctypes  # takes milliseconds, and process 1, which every container has, does not need it
+    """Set or clear PR_SET_CHILD_SUBREAPER for this process; return whether that was done."""
+    # Imported late, because that takes milliseconds, and process 1 does not need it.
+    import ctypes
 
     try:
         return bool(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(enable), 0, 0, 0) == 0)

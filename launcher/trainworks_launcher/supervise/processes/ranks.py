@@ -46,9 +46,13 @@ class Rank:
     """
 
     def __init__(self, number: int, pid: int, local: int = -1, errors: str = "") -> None:
-        """Read the process's start time. errors: path of torch's error file, "" for none.
+        """Note a rank that has reported, and read the start time of its process.
 
-        torchrun names that file, and removes it.
+        Args:
+            number: Its global rank.
+            pid: Its process id.
+            local: Its number on this host; -1 if the rank did not report one.
+            errors: Path of torch's error file, which torchrun names and removes; ``""`` for none.
         """
         self.number = number
         self.local = local
@@ -63,7 +67,12 @@ class Rank:
         self.streams: tuple[Stream, Stream] | None = None
 
     def end(self, status: int | None, at: float) -> None:
-        """Note the end. status: negative after a signal, None if it is not known. at: when."""
+        """Note the end of the rank; after a failure, read torch's error file.
+
+        Args:
+            status: Exit status, negative after a signal; None if it is not known.
+            at: Time at which the end was noticed (monotonic clock).
+        """
         self.status = status
         self.ended_at = at
         if self._errors and status != 0:
@@ -72,8 +81,10 @@ class Rank:
 
     def is_running(self) -> bool:
         """Return whether the process that reported still exists."""
-        started = processes.stat(self.pid).started
-        return not self.ended_at and started == self.started != ""
+        if self.ended_at or not self.started:
+            return False
+        # The number may belong to a new process by now.
+        return processes.stat(self.pid).started == self.started
 
 
 class RankHandlers(NamedTuple):
@@ -127,7 +138,7 @@ class Ranks:
         return tuple(rank.pid for rank in self._all if rank.is_running())
 
     def latest(self, number: int) -> Rank | None:
-        """Return the last process with this global rank."""
+        """Return the last process with this global rank; None if none has reported."""
         return next((rank for rank in reversed(self._all) if rank.number == number), None)
 
     def take(self) -> None:
@@ -135,7 +146,7 @@ class Ranks:
         self._output.take()
 
     def take_ends(self) -> None:
-        """Note the ends of all ranks that have ended.
+        """Note the ends of all ranks that have ended, and call ``handlers.ended`` for each.
 
         Ends that are seen together get the same time: their order is not known.
         """
@@ -153,7 +164,7 @@ class Ranks:
             self._handlers.ended(rank)
 
     def drain(self, seconds: float) -> None:
-        """Wait, bounded, for the rest of the output of all ranks."""
+        """Wait, at most so many seconds, for the rest of the output of all ranks."""
         self._output.wait([rank.streams for rank in self._all if rank.streams is not None], seconds)
 
     def close(self) -> None:
@@ -166,17 +177,21 @@ class Ranks:
         self._watched.clear()
 
     def _accept(self, _: int) -> None:
+        """Accept the connection of one rank, and read its report in the loop."""
         try:
             connection, _address = self._server.accept()
         except OSError:
+            # The rank has ended.
             return
         connection.setblocking(False)
         self._loop.watch(connection, READ, lambda _: self._reported(connection))
 
     def _reported(self, connection: socket.socket) -> None:
-        """Read the report of a rank.
+        """Read the report of a rank, answer it, and call ``handlers.started``.
 
-        The rank prints nothing before our answer, so no output is lost.
+        The report is JSON with ``rank``, ``local_rank`` and ``errors``, and two descriptors: the
+        read ends of the rank's output. They are copied from now on. The rank prints nothing before
+        the answer, so no output is lost. A report in another form is dropped.
         """
         self._loop.unwatch(connection)
         with connection:
@@ -213,6 +228,10 @@ class Ranks:
         self._handlers.started(rank)
 
     def _watch_end(self, rank: Rank) -> None:
+        """Notice the end of a rank in the loop, by a pidfd.
+
+        Without a pidfd (an older kernel, or a rank that is gone) its end is seen from its starter.
+        """
         if not hasattr(os, "pidfd_open"):
             return
         try:

@@ -53,7 +53,7 @@ class Leftovers(NamedTuple):
 
 
 def files(place: str = PLACE) -> Mapping[Key, tuple[str, int]]:
-    """Return this user's files in a directory: identity -> path and size."""
+    """Return this user's files below a directory: identity -> (path, bytes on the disk)."""
     own_files: dict[Key, tuple[str, int]] = {}
     for folder, _, names in os.walk(place):
         for name in names:
@@ -67,25 +67,30 @@ def files(place: str = PLACE) -> Mapping[Key, tuple[str, int]]:
 
 
 def clean_up(before: frozenset[Key], place: str = PLACE, until: float = 0.0) -> Leftovers | None:
-    """Remove the files of dead processes; return None if there are none.
+    """Remove the files that dead processes of the job have left in a directory.
 
-    May wait for a process: call it in a thread.
+    They are only counted if the directory is not this container's alone. Call this in a thread: it
+    may wait for a process.
 
     Args:
         before: The files that existed when the job began.
         place: The directory.
         until: Start of the ranks that run now, in seconds since 1970. Files that were changed
             later may be theirs. 0 if no rank runs.
+
+    Returns:
+        The number and size of the files; None if there are none.
     """
     of_job = {}
     for key, (path, size) in files(place).items():
-        if key in before or (until and _changed(path) >= until):
+        may_be_of_running_rank = until > 0 and _changed_at(path) >= until
+        if key in before or may_be_of_running_rank:
             continue
         of_job[key] = (path, size)
     if not of_job:
         return None
-    # Reading all processes takes time, so only if a file may have to go.
-    for key in set(_used()):
+    # Last, because reading all processes takes time.
+    for key in set(_files_in_use()):
         of_job.pop(key, None)
     if not of_job:
         return None
@@ -111,6 +116,7 @@ def is_own(place: str = PLACE, mounts: str = "/proc/self/mountinfo") -> bool:
         if os.readlink("/proc/self/ns/ipc") == _IPC_OF_THE_HOST:
             return False
     except OSError:
+        # Without certainty the files of other jobs count more.
         return False
     source = ""
     for line in text_of(mounts).splitlines():
@@ -121,21 +127,26 @@ def is_own(place: str = PLACE, mounts: str = "/proc/self/mountinfo") -> bool:
     return source == "tmpfs shm"
 
 
-def _used() -> Iterator[Key]:
-    """Yield the files that a process has mapped or open."""
+def _files_in_use() -> Iterator[Key]:
+    """Yield the files that a process has mapped or open; a file may come several times."""
     for entry in os.listdir("/proc"):  # noqa: PTH208  (names, not paths)
         if not entry.isdecimal():
             continue
         with contextlib.suppress(OSError):
-            yield from _mapped(entry)
+            yield from _mapped_files(entry)
         with contextlib.suppress(OSError):
             for number in os.listdir(f"/proc/{entry}/fd"):  # noqa: PTH208
                 with contextlib.suppress(OSError):
-                    yield _key(f"/proc/{entry}/fd/{number}")
+                    yield _read_key(f"/proc/{entry}/fd/{number}")
 
 
-def _mapped(entry: str) -> Iterator[Key]:
-    """Yield the files in the list of a process's mappings."""
+def _mapped_files(entry: str) -> Iterator[Key]:
+    """Yield the files in the list of a process's mappings (proc(5), maps).
+
+    Args:
+        entry: The process id as text.
+    """
+    # A line: 7f00-7f01 rw-s 00000000 00:1a 4711 /dev/shm/name
     for line in text_of(f"/proc/{entry}/maps").splitlines():
         fields = line.split(None, 5)
         if len(fields) == 6 and fields[5].startswith("/"):
@@ -143,13 +154,15 @@ def _mapped(entry: str) -> Iterator[Key]:
             yield Key(os.makedev(int(major, 16), int(minor, 16)), int(fields[4]))
 
 
-def _changed(path: str) -> float:
+def _changed_at(path: str) -> float:
+    """Return when a file was changed, in seconds since 1970; 0.0 if it is gone."""
     try:
         return os.lstat(path).st_ctime
     except OSError:
         return 0.0
 
 
-def _key(path: str) -> Key:
+def _read_key(path: str) -> Key:
+    """Return the identity of the file that a path leads to. Raises OSError."""
     status = os.stat(path)  # noqa: PTH116
     return Key(status.st_dev, status.st_ino)

@@ -18,7 +18,12 @@ class Sidecars:
     """The sidecars of one host."""
 
     def __init__(self, rows: Sequence[Auxiliary], start: Callable[[Auxiliary], Child]) -> None:
-        """Start nothing yet. start: starts one sidecar; raises OSError."""
+        """Start nothing yet.
+
+        Args:
+            rows: The sidecars of the plan.
+            start: Starts one sidecar; raises OSError.
+        """
         self._rows = tuple(rows)
         self._start = start
         self._running: list[tuple[Auxiliary, Child]] = []
@@ -34,7 +39,10 @@ class Sidecars:
         return tuple(child.pid for _, child in self._running)
 
     def failures(self) -> list[tuple[Auxiliary, Child]]:
-        """Return the sidecars that have failed since the last call."""
+        """Read the status of the sidecars that have ended; return those that have failed.
+
+        Each is returned once. A sidecar that ended with status 0 is only forgotten.
+        """
         failed: list[tuple[Auxiliary, Child]] = []
         running: list[tuple[Auxiliary, Child]] = []
         for row, child in self._running:
@@ -48,7 +56,7 @@ class Sidecars:
         return failed
 
     def end(self) -> None:
-        """End the sidecars that still run: they have nothing to save."""
+        """End the sidecars that still run (SIGKILL): they have nothing to save."""
         running, self._running = self._running, []
         for _, child in running:
             if child.running:

@@ -26,7 +26,7 @@ class StoppedStarters:
 
     def __init__(self) -> None:
         """Stop none yet."""
-        self._held: dict[int, str] = {}
+        self._held: dict[int, str] = {}  # process id -> its start time
 
     @property
     def any(self) -> bool:
@@ -34,15 +34,20 @@ class StoppedStarters:
         return bool(self._held)
 
     def hold(self, ranks: Iterable[int]) -> None:
-        """Stop the parents of these processes."""
+        """Stop the parents of ranks (SIGSTOP), unless they are stopped already.
+
+        Args:
+            ranks: Process ids.
+        """
         for rank in ranks:
             parent = processes.stat(rank).parent
+            # A rank whose starter has ended is this process's own child, or one of process 1.
             if parent > 1 and parent != os.getpid() and parent not in self._held:
                 self._held[parent] = processes.stat(parent).started
                 processes.send(parent, signal.SIGSTOP)
 
     def release(self) -> None:
-        """Continue all stopped starters."""
+        """Continue all stopped starters (SIGCONT)."""
         held, self._held = self._held, {}
         for pid, started in held.items():
             # The number may belong to a new process by now.
@@ -54,6 +59,10 @@ def have_left_the_script(ranks: Iterable[int], runtime: Path) -> bool:
     """Return whether the Python of each of these processes has noted its end.
 
     Such a rank has nothing left to save, and may wait in MPI_Finalize for a stopped daemon.
+
+    Args:
+        ranks: Process ids.
+        runtime: The runtime directory, which has the file of records.
     """
     from trainworks_launcher.supervise.outcome import records  # only a stop needs it
 

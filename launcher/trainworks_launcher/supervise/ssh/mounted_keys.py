@@ -1,11 +1,11 @@
-"""ssh with the key pair that an operator mounts into every host of a job:
-MPIJob, and TrainJob with an MPI runtime.
+"""Use ssh with the key pair that an operator mounts into every host of a job: MPIJob, and TrainJob
+with an MPI runtime.
 
 The pair is ``~/.ssh`` of the launcher and of the workers: id_rsa, id_rsa.pub, and authorized_keys
 with the same public key. Source: kubeflow/mpi-operator, mpi_job_controller.go, setupSSHOnPod;
-kubeflow/trainer, plugins/mpi/mpi.go. Who has the private key is a host of the job, and every host
-has it. So a worker shows it as its host key, and the launcher accepts this key only: no host key is
-in the image, and none is believed unseen.
+kubeflow/trainer, plugins/mpi/mpi.go. Every host of the job has the private key, and no other host
+has it. So a worker shows it as its host key, and the launcher accepts only this key: the image has
+no host key, and ssh accepts no key at first sight.
 """
 
 from __future__ import annotations
@@ -23,20 +23,25 @@ from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem, RefusalError
 
 PRIVATE_KEY = "id_rsa"
-"""Name of the file, whatever kind of key it holds."""
+"""Name of the file, for any kind of key."""
 
 _PUBLIC_KEY = re.compile(r"(ssh-[a-z0-9-]+|ecdsa-sha2-[a-z0-9-]+) [A-Za-z0-9+/=]+")
 _HOST_KEYS = "/etc/ssh"
 _KEY_SECONDS = 30.0
-_SERVERS_OPTIONS = "C:E:b:c:f:g:h:k:o:p:u:46DGQRTVdeiqrt"
+_SSHD_OPTIONS = "C:E:b:c:f:g:h:k:o:p:u:46DGQRTVdeiqrt"
 """sshd's short options: sshd(8)."""
 
 _DECIDED = frozenset(("-f", "-h", "-G", "-Q", "-T", "-V", "-t"))
-"""Options with which sshd's caller has chosen the keys, or wants no server."""
+"""Options with which sshd's caller has chosen the keys, or starts no server."""
 
 
 class Keys(NamedTuple):
-    """A mounted pair: the file of the private key; the public key as ``type base64``."""
+    """A mounted pair.
+
+    Attributes:
+        private: File of the private key.
+        public: The public key, for example ``ssh-ed25519 AAAAC3...``.
+    """
 
     private: Path
     public: str
@@ -45,10 +50,11 @@ class Keys(NamedTuple):
 def find() -> Keys | None:
     """Return the mounted pair of this process's user.
 
-    None if there is none, or if it does not open this host.
+    None if there is none, if it cannot be read, or if authorized_keys does not have it.
     """
     try:
-        home = pwd.getpwuid(os.getuid()).pw_dir  # where sshd and ssh look, whatever HOME says
+        # The home of sshd and ssh, which do not read HOME.
+        home = pwd.getpwuid(os.getuid()).pw_dir
     except KeyError:
         return None
     folder = Path(home, ".ssh")
@@ -65,7 +71,7 @@ def find() -> Keys | None:
 
 
 def required() -> Keys:
-    """Return the mounted pair. Raises RefusalError if there is none."""
+    """Return the mounted pair, as ``find``. Raises RefusalError if there is none."""
     keys = find()
     if keys is None:
         advice = (
@@ -80,26 +86,32 @@ def required() -> Keys:
 
 
 def private_copy(keys: Keys, path: Path) -> None:
-    """Copy the private key to a new file of mode 0600: ssh and sshd refuse one
-    that a group can read.
+    """Copy the private key to a new file that only this user can read.
+
+    ssh and sshd refuse a key that a group can read. Raises OSError, also if the file exists.
     """
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
         opened.write(keys.private.read_bytes())
 
 
-def server_options(given: Sequence[str], keygen: str) -> tuple[list[str], str]:
-    """Return (options for an sshd that has no host key, what to say about them).
+def server_options(words: Sequence[str], keygen: str) -> tuple[list[str], str]:
+    """Make a host key for an sshd that has none: a copy of the job's key, or a new one.
 
-    A key is made, or the job's is used.
-
-    Nothing is returned where the caller has chosen the keys, or the host has
-    some. Raises OSError or RefusalError.
+    The key is in a new private directory. For root, /run/sshd is made, which sshd needs.
 
     Args:
-        given: sshd's words.
+        words: sshd's words.
         keygen: Path of ssh-keygen.
+
+    Returns:
+        Options for sshd, and a line for the log. Both are empty if sshd's caller has chosen the
+        keys, or if the host has some.
+
+    Raises:
+        OSError: A file cannot be written.
+        RefusalError: The key cannot be made.
     """
-    if _are_decided(given):
+    if _has_chosen_keys(words):
         return [], ""
     keys = find()
     if keys is None and list(Path(_HOST_KEYS).glob("ssh_host_*_key")):
@@ -108,22 +120,22 @@ def server_options(given: Sequence[str], keygen: str) -> tuple[list[str], str]:
     options = ["-h", str(file)]
     if keys is not None:
         private_copy(keys, file)
-        # The folder is a volume that everyone in the container may write to,
-        # and its files are links.
+        # ~/.ssh is a volume that every user of the container may write to, and its files are links.
         options += ["-o", "StrictModes=no"]
-        said = f"sshd's host key is the job's own key, {keys.private}"
+        note = f"sshd's host key is the job's own key, {keys.private}"
     else:
         _make_key(keygen, file)
-        said = "sshd's host key was made now; images have none"
+        note = "sshd's host key was made now; images have none"
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(mode=0o755, parents=True, exist_ok=True)
     else:
+        # Only root may use PAM, and write to /run.
         options += ["-o", "UsePAM=no", "-o", "PidFile=none"]
-    return options, said
+    return options, note
 
 
 def _make_key(ssh_keygen: str, path: Path) -> None:
-    """Make a key pair at ``path``. Raises RefusalError if that fails."""
+    """Make a key pair at a path, by ssh-keygen. Raises RefusalError if that fails."""
     argv = (ssh_keygen, "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(path))
     try:
         done = subprocess.run(
@@ -138,28 +150,37 @@ def _make_key(ssh_keygen: str, path: Path) -> None:
         )
 
 
-def _are_decided(given: Sequence[str]) -> bool:
-    """Return whether sshd's words say which keys it has, or start no server, or
-    are wrong (which sshd says).
+def _has_chosen_keys(words: Sequence[str]) -> bool:
+    """Return whether sshd's words name a key, or start no server.
+
+    True also for wrong words, which sshd itself reports.
     """
     try:
-        pairs, _ = getopt.getopt(list(given), _SERVERS_OPTIONS)
+        pairs, _ = getopt.getopt(list(words), _SSHD_OPTIONS)
     except getopt.GetoptError:
         return True
-    settings = [
-        re.split(r"[\s=]", value.lstrip())[0].lower() for option, value in pairs if option == "-o"
-    ]
-    return "hostkey" in settings or any(option in _DECIDED for option, _ in pairs)
+    for option, value in pairs:
+        if option in _DECIDED:
+            return True
+        # For example -o "HostKey /etc/key", or -o HostKey=/etc/key.
+        if option == "-o" and re.split(r"[\s=]", value.lstrip())[0].lower() == "hostkey":
+            return True
+    return False
 
 
 def write_client_files(directory: Path, program: str, keys: Keys, connect: Sequence[str]) -> None:
-    """Write what agent.py starts ssh with.
+    """Write the files with which agent.py starts ssh.
+
+    These are user_key, known_hosts, ssh_config and ssh_program.
 
     Args:
-        directory: The runtime directory.
+        directory: The runtime directory, or another private one.
         program: Path of ssh.
         keys: The mounted pair.
-        connect: Words that start connect.py, with its limit: hosts come up at their own time.
+        connect: Words that start connect.py, with its limit: hosts start at different times.
+
+    Raises:
+        OSError: A file cannot be written.
     """
     private_copy(keys, directory / "user_key")
     (directory / "known_hosts").write_text(f"* {keys.public}\n", encoding="ascii")
