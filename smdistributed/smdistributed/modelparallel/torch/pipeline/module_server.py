@@ -26,7 +26,7 @@ from .messages import (
     attach,
 )
 from .microbatch_threads import Context
-from .module_state import EMPTY_HEADER, StateHeader, Turn
+from .module_state import EMPTY_HEADER, MicrobatchRun, StateHeader
 from .modules import run_children
 from .randomness import place
 from .rank_state import TWICE, PipelineRank
@@ -230,10 +230,10 @@ class Server:
             inputs.append(tensor.requires_grad_() if is_needed else tensor)
             seen_by_module.append(non_leaf(tensor) if is_needed else tensor)
         args, kwargs, attached = unflatten(message.arguments, seen_by_module)
-        turn, header = Turn(message.microbatch), message.header or EMPTY_HEADER
+        run, header = MicrobatchRun(message.microbatch), message.header or EMPTY_HEADER
         if attached is not None:
-            module_state.unpack(turn, header, attached.written, message.before[0])
-            module_state.enter(turn)
+            module_state.unpack(run, header, attached.written, message.before[0])
+            module_state.enter(run)
             hooked_models = [pipeline.modules.modules[number] for number in header.hooked]
             variables.put(header.variables, attached.variables, hooked_models)
         call = _ServedCall(
@@ -255,7 +255,7 @@ class Server:
                 " which its caller on another partition would not see\n"
                 "Use `with`, or place the module with its caller with smp.set_partition."
             )
-        module_state.leave(turn)
+        module_state.leave(run)
         if next_segment is None:
             reply = self._reply_to_caller(call, result)
         else:
@@ -314,8 +314,10 @@ class Server:
         base = call.context if message.segment is None else scheduler.caller_thread.variables
         names, values = variables.since(base)
         if attached is not None and message.segment is None:
-            turn = Turn(message.microbatch)
-            unread_ids = module_state.unread(turn, header, attached.written, call.argument_tensors)
+            run = MicrobatchRun(message.microbatch)
+            unread_ids = module_state.find_unread_tensors(
+                run, header, attached.written, call.argument_tensors
+            )
             unread = []
             for number, tensor in enumerate(call.seen_by_module):
                 if id(tensor) in unread_ids:
@@ -327,7 +329,7 @@ class Server:
             unused = find_unused(call.inputs, call.seen_by_module, differentiable, sent)
             new_header = new_header._replace(unused=unused)
         if own_objects is not None:
-            lent = module_state.lent(result)
+            lent = module_state.find_lent_items(result)
             if lent:
                 new_header = new_header._replace(lent=lent)
         if names:
@@ -455,7 +457,7 @@ class Server:
 
         input_grads: dict[int, torch.Tensor | None] = {}  # by id() of the input
         if roots and mode.adds:
-            with self.pipeline.scheduler.module_state.explained():
+            with self.pipeline.scheduler.module_state.explain_backward_errors():
                 torch.autograd.backward(roots, root_grads, retain_graph=mode.keeps)
         elif roots and needed:
             gradients = torch.autograd.grad(

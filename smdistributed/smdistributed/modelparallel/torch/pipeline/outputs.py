@@ -14,7 +14,7 @@ from .caches import without_values
 from .messages import Backward, Hop, NotStarted, Outputs, attach
 from .microbatch_threads import Context
 from .module_server import Server, non_leaf
-from .module_state import Turn
+from .module_state import MicrobatchRun
 from .rank_state import PipelineRank
 from .scheduler import FORWARD
 
@@ -76,7 +76,7 @@ class Model:
                     "Set SMP_TAIL_CALLS=0 in the environment of all ranks."
                 )
             return result
-        pipeline.scheduler.module_state.leave(Turn(context.microbatch))
+        pipeline.scheduler.module_state.leave(MicrobatchRun(context.microbatch))
         self._send(context, number, outputs)
         return result
 
@@ -146,11 +146,11 @@ class Model:
             pipeline.scheduler.wait_at_gate()
             pipeline.order.append(("B", context.microbatch))
             module_state = pipeline.scheduler.module_state
-            turn = Turn(context.microbatch)
-            module_state.leave(turn)
-            with module_state.explained():
+            run = MicrobatchRun(context.microbatch)
+            module_state.leave(run)
+            with module_state.explain_backward_errors():
                 torch.autograd.backward(tensors, grads)
-            module_state.leave(turn, backward=True)
+            module_state.leave(run, backward=True)
             return
         own_keys = self._keys_of(context.microbatch)
         if not own_keys:
@@ -208,8 +208,8 @@ class Model:
         result = unflatten(message.value, outputs)
         if message.header is not None:
             result, attached = result
-            turn = Turn(message.microbatch, is_copy=True)
+            run = MicrobatchRun(message.microbatch, is_copy=True)
             module_state = self.pipeline.scheduler.module_state
-            module_state.unpack(turn, message.header, attached.written, self.pipeline.root_rank)
-            module_state.enter(turn)
+            module_state.unpack(run, message.header, attached.written, self.pipeline.root_rank)
+            module_state.enter(run)
         return result

@@ -19,7 +19,7 @@ from . import variables
 from .caches import trim_caches
 from .messages import Arguments, Backward, BackwardMode, CallId, Forward, attach
 from .microbatch_threads import Context, Produced
-from .module_state import StateHeader, Turn
+from .module_state import MicrobatchRun, StateHeader
 from .modules import run_children
 from .randomness import draw
 from .rank_state import TWICE, PipelineRank
@@ -270,8 +270,8 @@ class Caller:
         tail = self._tail(context, number)
         call = RemoteCall(self, (pipeline.me, next(self._ids)), number, segment, tail)
         module_state, microbatch = pipeline.scheduler.module_state, context.microbatch
-        turn = Turn(microbatch)
-        module_state.leave(turn)
+        run = MicrobatchRun(microbatch)
+        module_state.leave(run)
         if segment is None:
             module_state.check_hooks(number)
 
@@ -284,14 +284,14 @@ class Caller:
             if variables.collects(names):
                 hooked = variables.hooked(pipeline.modules.modules)
             state_header = state_header._replace(variables=names, hooked=hooked)
-        own_writes = module_state.written(microbatch)
+        own_writes = module_state.writes_so_far(microbatch)
         header, attached = attach(state_header, written, [value for _, value in changed])
         args, kwargs = trim_caches(pipeline.modules.modules[number], args, kwargs)
         before = Arguments(args, kwargs, attached)
         arguments, tensors = flatten((args, kwargs, attached))
         flags = capture()
         results = call.forward(arguments, header, tensors, flags)
-        module_state.returned(turn)
+        module_state.count_return(run)
 
         if results and flags.grad and not flags.inference:
             tie = torch.empty(0, requires_grad=True)
@@ -299,7 +299,7 @@ class Caller:
             results = list(_Remote.apply(call, results, tie, *inputs))  # type: ignore[no-untyped-call]
         assert call.value is not None
         if own_writes:
-            module_state.restore(turn, own_writes)
+            module_state.restore_own_objects(run, own_writes)
 
         def own_object(place: tuple[str, int]) -> Any:
             kind, index = place
@@ -308,13 +308,13 @@ class Caller:
         result = unflatten(call.value, results, own_object)
         if call.header is not None:
             result, returned = result
-            module_state.unpack(turn, call.header, returned.written, call.last)
+            module_state.unpack(run, call.header, returned.written, call.last)
             variables.put(call.header.variables, returned.variables, ())
             if header is not None and attached is not None:
                 unread = {id(tensors[index]) for index in call.header.unread}
-                module_state.note_reads(turn, header, attached.written, unread)
+                module_state.record_remote_reads(run, header, attached.written, unread)
             before.repeat_writes(tensors, returned, call.title)
-            module_state.borrow(result, call.header.lent, call.title)
+            module_state.watch_lent_items(result, call.header.lent, call.title)
         if tail is not None:
             context.tail = results if call.header is None else tensors_in(result)
         elif context.key[0] == "S" and pipeline.me == pipeline.root_rank:
@@ -369,7 +369,7 @@ class Caller:
             return tensors
         outside_graph = set(header.unread)
         if header.unused:
-            old = self.pipeline.scheduler.module_state.old(microbatch)
+            old = self.pipeline.scheduler.module_state.find_old_tensors(microbatch)
             outside_graph.update(n for n in header.unused if id(tensors[n]) in old)
         if not outside_graph:
             return tensors

@@ -94,7 +94,7 @@ class Runtime:
             self.pipeline.modules.modules, self.pipeline.modules.owner
         )
         self._role.starts = self.pipeline.me == self.pipeline.root_rank
-        self._drawn = self.scheduler.module_state.draws()
+        self._drawn = self.scheduler.module_state.find_random_packages()
 
     def run_step(self, callables: Sequence[Callable[[], Any]], function: str) -> list[Any]:
         """Run a step.
@@ -137,7 +137,7 @@ class Runtime:
             # A conflict may be the cause of an error of torch: a graph that was freed, a tensor
             # that was written.
             if step.error is None or type(step.error) is RuntimeError:
-                conflict = self.scheduler.module_state.conflict()
+                conflict = self.scheduler.module_state.find_conflict()
                 if conflict is not None:
                     conflict.__cause__ = step.error
                     step.error = conflict
@@ -263,7 +263,9 @@ class Runtime:
         if not self._role.leads:
             return
         is_root = self.pipeline.me == self.pipeline.root_rank
-        in_turn = self.scheduler.module_state.agree(self.pipeline.function, root=is_root)
+        in_turn = self.scheduler.module_state.decide_next_order(
+            self.pipeline.function, owns_root=is_root
+        )
         message = Done(self.pipeline.number, self.pipeline.function, in_turn)
         for link in self._links():
             if link is self.transport and not is_root:

@@ -38,7 +38,7 @@ from smdistributed.modelparallel.torch.transport.inbox import Inbox
 from smdistributed.modelparallel.torch.transport.transport import Item
 
 from .microbatch_threads import Context, Key, Runner, Worker
-from .module_state import ModuleState, Turn
+from .module_state import MicrobatchRun, ModuleState
 from .randomness import Streams, place
 from .threadstate import ApplyFlags, CallerThread, capture
 from .variables import LeftVariables, title
@@ -185,7 +185,7 @@ class Scheduler:
             role: The part of this rank in the choice of contexts.
         """
         self.inbox, self.dispatch, self.role = inbox, dispatch, role
-        self.module_state = ModuleState(me, self.turn, self._current_key, title)
+        self.module_state = ModuleState(me, self.current_run, self._current_key, title)
         self.variables = LeftVariables()
         self.step: Step | None = None
         self.current: Context | None = None
@@ -386,7 +386,7 @@ class Scheduler:
                 raise StepError("the step failed")
             if stream is None:
                 stream = step.streams.stop()
-                self.module_state.leave(self._turn_of(mine))
+                self.module_state.leave(self._run_of(mine))
             # A call that cannot wait runs on this stack: a change of threads costs more.
             if context.runner is None and context.inline:
                 if is_plain is None:
@@ -411,19 +411,19 @@ class Scheduler:
 
     def _resume(self, step: Step, context: Context, stream: list[Any]) -> None:
         step.streams.resume(stream)
-        self.module_state.enter(self._turn_of(context))
+        self.module_state.enter(self._run_of(context))
 
-    def turn(self) -> Turn | None:
+    def current_run(self) -> MicrobatchRun | None:
         """Return the microbatch that this thread runs; None for a thread without a context."""
         context = self.current
         if context is None or context.runner is None:
             return None
         if context.runner.ident != threading.get_ident():
             return None
-        return self._turn_of(context)
+        return self._run_of(context)
 
-    def _turn_of(self, context: Context) -> Turn:
-        return Turn(context.microbatch, context.key[0] == START and not self.role.starts)
+    def _run_of(self, context: Context) -> MicrobatchRun:
+        return MicrobatchRun(context.microbatch, context.key[0] == START and not self.role.starts)
 
     def _new_runner(self) -> Runner:
         worker = Worker(self._run_contexts)
@@ -445,16 +445,16 @@ class Scheduler:
         self._now().streams.start(context.place)
         if needs_modes:
             caller_thread.enter()
-        turn = self._turn_of(context)
+        run = self._run_of(context)
         try:
-            self.module_state.enter(turn)
+            self.module_state.enter(run)
             with ApplyFlags(context.flags):
-                self._run_body(context, turn)
-            self.module_state.leave(turn, backward=context.key[0] == BACKWARD)
+                self._run_body(context, run)
+            self.module_state.leave(run, backward=context.key[0] == BACKWARD)
         except BaseException as error:  # noqa: BLE001  it is raised on all ranks of the pipeline
             self.fail(error)
             with contextlib.suppress(StepError):  # record the writes before the error
-                self.module_state.leave(turn)
+                self.module_state.leave(run)
         finally:
             if needs_modes:
                 caller_thread.leave()
@@ -462,18 +462,18 @@ class Scheduler:
                 outer.is_blocked = False
             self.current = outer
 
-    def _run_body(self, context: Context, turn: Turn) -> None:
+    def _run_body(self, context: Context, run: MicrobatchRun) -> None:
         """Run the body of a context with the context variables that a microbatch sees."""
         caller_thread = self._now().caller_thread
         own_variables = caller_thread.started.copy()
         own_variables.run(context.body)
         # A served call has sent its changes to the caller. A copy of the script makes its own.
-        if context.key[0] == START and not turn.is_copy:
+        if context.key[0] == START and not run.is_copy:
             changed = self.variables.end(
                 own_variables, caller_thread.started, caller_thread.variables
             )
             if changed:
-                self.module_state.variable_left(title(changed[0]))
+                self.module_state.record_variable_left(title(changed[0]))
 
     def _next(self) -> Context | None:
         """Return the context that runs next, after waiting for messages if none is ready.
@@ -580,7 +580,7 @@ class Scheduler:
         step.started += 1
         step.early.discard(microbatch)
         step.is_eager = False
-        self.module_state.forget(microbatch - step.limit)
+        self.module_state.free_ended(microbatch - step.limit)
 
         def body() -> None:
             step.results[microbatch] = step.bodies[microbatch]()

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from smdistributed.modelparallel.torch.transport.containers import PLAIN
+from smdistributed.modelparallel.torch.transport.containers import PLAIN_CLASSES
 
 _UNSET = object()
 _COLLECTOR = ("transformers.utils.output_capturing", "_active_collector")
@@ -79,7 +79,7 @@ class LeftVariables:
         for variable, value in microbatch.items():
             before = start.get(variable, _UNSET)
             same = value is before or (
-                type(value) is type(before) and isinstance(value, PLAIN) and value == before
+                type(value) is type(before) and isinstance(value, PLAIN_CLASSES) and value == before
             )
             if not same and not _is_of_torch(variable):
                 start.run(variable.set, value)

@@ -77,12 +77,12 @@ _VALUES = (bool, int, float, complex, str, bytes, type(None), list, dict, set, t
 LARGE = 4096
 """Number of items. Containers with more items are not compared whenever a microbatch ends or waits.
 """
-PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+PLAIN_CLASSES = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 """Values that do not change, and are cheap to send."""
 
-ATOMS = frozenset(PLAIN)
+ATOMS = frozenset(PLAIN_CLASSES)
 """The same classes, for a test of the exact type: an object of a subclass may have attributes."""
-_NOTHING_INSIDE = {*PLAIN, torch.Tensor}
+_NOTHING_INSIDE = {*PLAIN_CLASSES, torch.Tensor}
 
 
 class StandIn:
@@ -279,7 +279,7 @@ class Settings:
         values = {}
         for number, namespace in enumerate(self._namespaces()):
             for name, value in dict.items(namespace):
-                if isinstance(value, PLAIN):
+                if isinstance(value, PLAIN_CLASSES):
                     values[number, name] = value
         return values
 
@@ -413,7 +413,7 @@ def _is_data(value: Any) -> bool:
             return False
         members = container.values() if isinstance(container, dict) else container
         kinds: set[Any] = set(map(type, members))
-        for kind in kinds - {*PLAIN, *BUILTIN}:
+        for kind in kinds - {*PLAIN_CLASSES, *BUILTIN}:
             if not issubclass(kind, torch.Tensor) and not _is_array_kind(kind):
                 return False
         to_visit += [member for member in members if type(member) in BUILTIN]
