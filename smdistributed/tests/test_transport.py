@@ -110,7 +110,7 @@ def test_both_ends_may_send_more_than_the_system_buffers() -> None:
 
     def send(link: Transport) -> None:
         for _ in range(3):
-            link.send(1 - link.me, "large", [large])
+            link.send(1 - link.rank, "large", [large])
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(send, links))

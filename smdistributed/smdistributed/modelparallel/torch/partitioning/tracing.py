@@ -152,8 +152,8 @@ def unchanged(module: nn.Module) -> Iterator[None]:
     contents: list[tuple[Any, Any]] = []
     for part, own in attributes:
         package = type(part).__module__.partition(".")[0]
-        for cell in containers.cells(own, package):
-            contents.append((cell, containers.content(cell)))
+        for cell in containers.find_containers(own, package):
+            contents.append((cell, containers.read_content(cell)))
     buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
     for part in module.modules():
         for buffer in part.buffers(recurse=False):
@@ -178,7 +178,7 @@ def unchanged(module: nn.Module) -> Iterator[None]:
             part.__dict__.clear()
             part.__dict__.update(own)
         for cell, content in contents:
-            if not containers.same(containers.content(cell), content):
+            if not containers.has_same_items(containers.read_content(cell), content):
                 containers.assign(cell, content)
         with torch.no_grad():
             for buffer, value in buffers:

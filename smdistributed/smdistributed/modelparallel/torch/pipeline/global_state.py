@@ -119,7 +119,7 @@ class GlobalState:
             by_kind.setdefault(type(module), []).extend(hooks)
         self.written = frozenset().union(*(_stored(hooks, kind) for kind, hooks in by_kind.items()))
         self.draws = frozenset().union(*(code.draws for code in known.values()))
-        self._names: dict[int, containers.Names] = {}
+        self._names: dict[int, containers.Namespace] = {}
         every = [*known.values(), *self._hooks.values()]
         self._used = frozenset().union(*(code.used for code in known.values()))
         self._stored_cells = frozenset().union(*(code.stored_cells for code in every))
@@ -164,7 +164,7 @@ class GlobalState:
                 yield title, self._of(holder, attributes)
             for name in self._read[id(code), id(holder)]:
                 value = vars(holder).get(name)
-                if isinstance(value, containers.StandIn):
+                if isinstance(value, containers.AttributeDescriptor):
                     value = value.default
                 if not _is_code(value):
                     yield f"{title}.{name}", value
@@ -179,8 +179,8 @@ class GlobalState:
             if place not in self._used_cells:
                 continue
             if place in self._stored_cells:
-                yield title, self._names.setdefault(place, containers.Enclosed(cell, name))
-            value = containers.content_of(cell)
+                yield title, self._names.setdefault(place, containers.ClosureVariable(cell, name))
+            value = containers.read_cell(cell)
             if not _is_code(value) and _is_watched(value, home):
                 yield f"what is in {title}", value
 
@@ -188,17 +188,19 @@ class GlobalState:
         """Return whether code of the modules names an attribute."""
         return any(name in code.read for code in self._code.values())
 
-    def _of(self, holder: Any, names: set[str] | frozenset[str]) -> containers.Names:
+    def _of(self, holder: Any, names: set[str] | frozenset[str]) -> containers.Namespace:
         """Return the container of a namespace or class: the same one every time."""
-        container = containers.Names(holder, frozenset(names))
+        container = containers.Namespace(holder, frozenset(names))
         return self._names.setdefault(id(holder), container)
 
 
 def _stays(value: Any) -> bool:
     """Return whether a value is code or plain, and so cannot change in place."""
-    if isinstance(value, torch.Tensor | torch.Generator) or containers.is_outside(value):
+    if isinstance(value, torch.Tensor | torch.Generator) or containers.is_module_of_other_model(
+        value
+    ):
         return False
-    return isinstance(value, containers.UNOPENED)
+    return isinstance(value, containers.NEVER_SEARCHED)
 
 
 def _is_watched(value: Any, home: str) -> bool:
@@ -209,13 +211,15 @@ def _is_watched(value: Any, home: str) -> bool:
         home: The package of the module's class.
     """
     kind: Any = type(value)
-    if kind in containers.BUILTIN or isinstance(value, weakref.WeakKeyDictionary | threading.local):
+    if kind in containers.BUILTIN_CONTAINERS or isinstance(
+        value, weakref.WeakKeyDictionary | threading.local
+    ):
         return True
     if isinstance(value, types.FunctionType):
         return False
     return (
-        not containers.foreign(kind, home)
-        or containers.has_settings(value)
+        not containers.is_foreign(kind, home)
+        or containers.has_plain_attributes(value)
         or containers.is_leaf(value)
     )
 
@@ -242,9 +246,9 @@ def _attributes(holder: Any, read: set[str], stored: frozenset[str]) -> list[str
 def _is_code(value: Any) -> bool:
     """Return whether a value is code, or a plain value."""
     kind: Any = type(value)
-    if kind in containers.BUILTIN or containers.is_outside(value):
+    if kind in containers.BUILTIN_CONTAINERS or containers.is_module_of_other_model(value):
         return False
-    if isinstance(value, containers.UNOPENED):
+    if isinstance(value, containers.NEVER_SEARCHED):
         return True
     return kind.__module__.partition(".")[0] in ("builtins", "smdistributed")
 
@@ -255,7 +259,7 @@ def package(kind: type) -> str:
 
 
 def _installed(kind: Any) -> bool:
-    return containers.foreign(kind, "")
+    return containers.is_foreign(kind, "")
 
 
 def hooks_of(module: nn.Module) -> list[Any]:
@@ -272,9 +276,9 @@ def _held_code(module: nn.Module) -> list[Any]:
             continue
         code += [item for item in (value, *_items(value)) if isinstance(item, _FUNCTIONS)]
         if home not in _FOREIGN and not _installed(type(module)):
-            objects = map(containers.held, containers.cells(value, home))
+            objects = map(containers.represented_object, containers.find_containers(value, home))
             kinds = dict.fromkeys(map(type, objects))
-            code += [kind for kind in kinds if not containers.foreign(kind, home)]
+            code += [kind for kind in kinds if not containers.is_foreign(kind, home)]
     return code
 
 
@@ -397,7 +401,7 @@ def _walk(start: Sequence[Any], home: str, code: _Code | None = None) -> _Code:
                 code.holders[id(value)] = value
         elif isinstance(value, type):
             for base in value.__mro__:
-                if package(base) not in _FOREIGN and not containers.foreign(base, home):
+                if package(base) not in _FOREIGN and not containers.is_foreign(base, home):
                     code.holders[id(base)] = base
                     to_visit += vars(base).values()
         elif isinstance(value, types.FunctionType):
@@ -407,7 +411,7 @@ def _walk(start: Sequence[Any], home: str, code: _Code | None = None) -> _Code:
             # A bound or a static method, a function with a cache, an object with methods.
             to_visit += [getattr(value, name, None) for name in ("__func__", "__wrapped__")]
             kind: type = type(value)
-            if package(kind) not in _FOREIGN and not containers.foreign(kind, home):
+            if package(kind) not in _FOREIGN and not containers.is_foreign(kind, home):
                 to_visit.append(kind)
     return code
 
@@ -433,7 +437,7 @@ def _ours(name: str | None, home: str) -> bool:
     if name is None:
         name = ""
     probe = type("", (), {"__module__": name})
-    return name.partition(".")[0] not in _FOREIGN and not containers.foreign(probe, home)
+    return name.partition(".")[0] not in _FOREIGN and not containers.is_foreign(probe, home)
 
 
 def _named(function: types.FunctionType, code: _Code) -> Iterator[Any]:
@@ -441,7 +445,7 @@ def _named(function: types.FunctionType, code: _Code) -> Iterator[Any]:
     namespace = function.__globals__
     variables = code.variables.setdefault(id(namespace), (namespace, set()))[1]
     _note_cells(function, code)
-    yield from containers.enclosed(function)
+    yield from containers.read_closure(function)
     yield getattr(function, "__wrapped__", None)
     defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     if not all(map(_is_code, defaults)):

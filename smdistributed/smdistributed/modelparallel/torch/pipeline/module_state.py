@@ -363,7 +363,7 @@ class _Slot:
         return writer, value
 
 
-class _Attribute(containers.StandIn):
+class _Attribute(containers.AttributeDescriptor):
     """A descriptor in a class, for an attribute that an object of the class writes in a step.
 
     It makes reads of the attribute observable. It is removed from the class when the step ends.
@@ -579,7 +579,7 @@ class ModuleState:
             owner_ranks: For each module the rank that owns it.
         """
         self._modules, self._owner_ranks = modules, owner_ranks
-        containers.Settings.model = set(map(id, modules))
+        containers.ObjectAttributes.model_module_ids = set(map(id, modules))
         self._module_numbers = {id(module): number for number, module in enumerate(modules)}
         for dictionary in (self._steps, self._reads_told_to_peer, self._late_writes, self.agreed):
             dictionary.clear()
@@ -687,15 +687,21 @@ class ModuleState:
             is_first_step: Whether this is the first step of the step function. Then large
                 containers are followed, too.
         """
-        for key, cell in self._find_containers():
-            self._record_place(key, cell)
-            if is_first_step or key in self._tracked_keys or not _is_too_large(key, cell):
-                self._container_slots[id(cell)] = _Slot(key, cell, containers.content(cell))
+        for key, container in self._find_containers():
+            self._record_place(key, container)
+            if is_first_step or key in self._tracked_keys or not _is_too_large(key, container):
+                self._container_slots[id(container)] = _Slot(
+                    key, container, containers.read_content(container)
+                )
             else:
-                self._unobserved_containers[id(cell)] = key, cell, containers.content(cell)
+                self._unobserved_containers[id(container)] = (
+                    key,
+                    container,
+                    containers.read_content(container),
+                )
         self._thread_local_slots = []
         for slot in self._container_slots.values():
-            if isinstance(slot.holder, containers.Local):
+            if isinstance(slot.holder, containers.ThreadLocalValues):
                 self._thread_local_slots.append(slot)
 
     def _begin_tensors(self) -> None:
@@ -714,7 +720,7 @@ class ModuleState:
         own_travellers = set()  # ids of leaves that go to other ranks by themselves
         for leaf in self._leaves:
             if self._runs_in_turn and leaf.can_be_sent():
-                written = containers.Written.of(leaf.value)
+                written = containers.LeafValues.of(leaf.value)
                 self._record_place(leaf.key, written)
                 own_travellers.add(id(leaf.value))
                 self._container_slots[id(written)] = _Slot(leaf.key, written, written.get())
@@ -732,10 +738,10 @@ class ModuleState:
                     self._buffers.append((number, name, value, value._version))  # noqa: SLF001
         self._buffer_ids = {id(buffer) for _, _, buffer, _ in self._buffers}
 
-    def _record_place(self, key: Key, cell: Any) -> None:
+    def _record_place(self, key: Key, container: Any) -> None:
         """Record where a container is when the step begins: all ranks have one there."""
-        self._containers_by_key[key] = cell
-        self._key_by_container_id[id(containers.held(cell))] = key
+        self._containers_by_key[key] = container
+        self._key_by_container_id[id(containers.represented_object(container))] = key
 
     def decide_next_order(self, function: str, *, owns_root: bool) -> bool:
         """Decide whether the microbatches of the next step of a function run one after another.
@@ -808,7 +814,7 @@ class ModuleState:
         self._known_by_peer.clear()
         self._lent_items.clear()
         self._unobserved_containers.clear()
-        containers.Settings.known.clear()
+        containers.ObjectAttributes.by_object_id.clear()
 
     def free_ended(self, first_running: int) -> None:
         """Free tensors of microbatches that have ended and had a successor.
@@ -867,7 +873,7 @@ class ModuleState:
                         " as in one process\nUse a dictionary with names."
                     )
         for title, lent_object, before in self._lent_items:
-            if containers.changed(lent_object, before):
+            if containers.has_changed(lent_object, before):
                 raise StepError(
                     f"module {title} keeps what it returned, and its caller wrote to that:"
                     " it would not change there\n"
@@ -875,8 +881,8 @@ class ModuleState:
                 )
         # A copy of the slots, because a new container adds a slot.
         for slot in list(self._container_slots.values()):
-            content = containers.content(slot.holder)
-            if not containers.same(content, slot.installed_content):
+            content = containers.read_content(slot.holder)
+            if not containers.has_same_items(content, slot.installed_content):
                 self._record_container_write(slot, run, content, backward=backward)
         if not run.is_copy:
             if self._runs_in_turn:
@@ -1157,13 +1163,15 @@ class ModuleState:
             key: Where the value is.
             value: The value.
         """
-        for cell in containers.cells(value, package(type(self._modules[key[0]]))):
+        for container in containers.find_containers(value, package(type(self._modules[key[0]]))):
             if (
-                id(cell) not in self._unobserved_containers
-                and id(cell) not in self._container_slots
+                id(container) not in self._unobserved_containers
+                and id(container) not in self._container_slots
             ):
-                slot = _Slot((key[0], key[1], _MADE_IN_STEP), cell, containers.content(cell))
-                self._container_slots[id(cell)] = slot
+                slot = _Slot(
+                    (key[0], key[1], _MADE_IN_STEP), container, containers.read_content(container)
+                )
+                self._container_slots[id(container)] = slot
 
     def enter(self, run: MicrobatchRun) -> None:
         """Put the contents that a microbatch sees into the containers, before it runs here."""
@@ -1172,7 +1180,9 @@ class ModuleState:
         # thread-local object is read first.
         for slot in self._thread_local_slots:
             slot.installed_content = slot.find_visible(run)[1]
-            if not containers.same(containers.content(slot.holder), slot.installed_content):
+            if not containers.has_same_items(
+                containers.read_content(slot.holder), slot.installed_content
+            ):
                 containers.assign(slot.holder, slot.installed_content)
         for slot in self._container_slots.values():
             if slot.versions:
@@ -1433,15 +1443,16 @@ class ModuleState:
 
         None if there is no such change.
         """
-        for key, cell, before in self._unobserved_containers.values():
-            if id(cell) in self._container_slots:
+        for key, container, before in self._unobserved_containers.values():
+            if id(container) in self._container_slots:
                 continue
-            if not containers.same(before, containers.content(cell)):
+            if not containers.has_same_items(before, containers.read_content(container)):
                 return StepError(
                     f"attribute {key[1]!r} of module {self.module_title(key[0])} has more than"
-                    f" {containers.LARGE} items or {_MOST_CONTAINERS} containers: what is in it is"
-                    " looked at only if it changes in the first step of a step function, and it"
-                    " changed in a later one\nKeep it smaller, or make it a buffer."
+                    f" {containers.MOST_COMPARED_ITEMS} items or {_MOST_CONTAINERS} containers:"
+                    " what is in it is looked at only if it changes in the first step of a step"
+                    " function, and it changed in a later one\nKeep it smaller, or make it a"
+                    " buffer."
                 )
         return None
 
@@ -1651,7 +1662,7 @@ class ModuleState:
                     f"attribute {item.key[1]!r} of module {self.module_title(item.key[0])} is not"
                     f" the same on two ranks, and was written\n{_REMEDY}"
                 )
-            return containers.held(container)
+            return containers.represented_object(container)
 
         return _map_value(own_container, key, value)
 
@@ -1665,7 +1676,7 @@ class ModuleState:
         for key in self._writes_by_microbatch.get(microbatch, {}):
             slot = self._container_slots.get(id(self._containers_by_key.get(key)))
             if slot is not None:
-                items = list(containers.items(slot.initial_value))
+                items = list(containers.items_of(slot.initial_value))
                 old_tensors.update(map(id, tensors_in(items)))
         return old_tensors
 
@@ -1681,7 +1692,7 @@ class ModuleState:
             has_ever_changed = slot.has_changed or slot.key in self._tracked_keys
             if not has_ever_changed and _is_too_large(slot.key, slot.holder):
                 continue  # a large table, equal on all ranks
-            if all(map(_is_useful_later, containers.items(slot.installed_content))):
+            if all(map(_is_useful_later, containers.items_of(slot.installed_content))):
                 self._record_write(slot, run, slot.installed_content)
                 slot.versions[run].sent_value = slot.installed_content
 
@@ -1725,8 +1736,8 @@ class ModuleState:
             if value is not UNSENT and is_list != isinstance(value, list):
                 self._warn_of_kind(key)
                 continue
-            if isinstance(holder, containers.Names) and value is not UNSENT:
-                settled = holder.settled(value)
+            if isinstance(holder, containers.Namespace) and value is not UNSENT:
+                settled = holder.with_own_objects(value)
                 value = UNSENT if settled is None else settled
             if value is UNSENT:
                 raise StepError(
@@ -1735,7 +1746,7 @@ class ModuleState:
                 )
             slot = self._container_slots.get(id(holder))
             if slot is None:
-                slot = _Slot(key, holder, containers.content(holder))
+                slot = _Slot(key, holder, containers.read_content(holder))
                 self._container_slots[id(holder)] = slot
             before = slot.find_visible(writer)[1]
             value = _with_old_objects(before, value)
@@ -1874,7 +1885,7 @@ class ModuleState:
             return
         items = _find_tensors_and_containers(result)
         for number in numbers:
-            self._lent_items.append((title, items[number], containers.before(items[number])))
+            self._lent_items.append((title, items[number], containers.snapshot(items[number])))
 
     def record_remote_reads(
         self, run: MicrobatchRun, header: StateHeader, values: Sequence[Any], unread: set[int]
@@ -1923,9 +1934,9 @@ class ModuleState:
             if name != key[1]:
                 continue
             if key[-1] == _LEAF:
-                leaf = _item_at(containers.leaves(value, home), key[2])
-                return None if leaf is None else containers.Written.of(leaf)
-            return _item_at(containers.cells(value, home), key[2])
+                leaf = _item_at(containers.find_leaves(value, home), key[2])
+                return None if leaf is None else containers.LeafValues.of(leaf)
+            return _item_at(containers.find_containers(value, home), key[2])
         return None
 
     def _find_leaves(self) -> Iterator[_Leaf]:
@@ -1947,7 +1958,7 @@ class ModuleState:
             if is_mine and self._runs_in_turn:
                 named += [*own["_parameters"].items(), *own["_buffers"].items()]
             for name, value in named:
-                for place, item in enumerate(containers.leaves(value, home)):
+                for place, item in enumerate(containers.find_leaves(value, home)):
                     # A parameter of another model, such as a teacher, counts, too.
                     is_foreign_weight = isinstance(item, nn.Parameter) and id(item) not in weights
                     is_cheap = _is_cheap_to_compare(item) or is_foreign_weight
@@ -1974,8 +1985,8 @@ class ModuleState:
         place = leaf.key[:2]
         if not containers.is_buffer(leaf.value) or place in self._warned_arrays:
             return
-        octets = containers.size(leaf.value)
-        if octets <= containers.LARGEST or containers.is_constant(leaf.value):
+        octets = containers.size_in_bytes(leaf.value)
+        if octets <= containers.MOST_COMPARED_BYTES or containers.is_constant(leaf.value):
             return
         self._warned_arrays.add(place)
         # Sizes in bytes, shifted by 20 bits: MiB.
@@ -1985,7 +1996,7 @@ class ModuleState:
             " tensor, or read-only (array.flags.writeable = False).",
             self._leaf_title(leaf),
             octets >> 20,
-            containers.LARGEST >> 20,
+            containers.MOST_COMPARED_BYTES >> 20,
         )
 
     def _find_containers(self) -> Iterator[tuple[Key, Any]]:
@@ -1997,27 +2008,29 @@ class ModuleState:
         for number, module in enumerate(self._modules):
             home = package(type(module))
             for name, value in _find_roots(module, self._global_state):
-                for place, cell in enumerate(containers.cells(value, home)):
+                for place, container in enumerate(containers.find_containers(value, home)):
                     holder = (self._owner_ranks[number], (number, name, place))
-                    owner, key = first_holders.setdefault(id(cell), holder)
+                    owner, key = first_holders.setdefault(id(container), holder)
                     # All ranks have the same settings and thread-local values at first.
-                    is_alike = isinstance(cell, containers.Settings | containers.Local)
+                    is_alike = isinstance(
+                        container, containers.ObjectAttributes | containers.ThreadLocalValues
+                    )
                     if owner != self._owner_ranks[number] and not is_alike:
                         self._shared_keys.add(key)
                     elif key == (number, name, place):
-                        yield key, cell
+                        yield key, container
 
 
-def _is_too_large(key: Key, cell: Any) -> bool:
+def _is_too_large(key: Key, container: Any) -> bool:
     """Return whether a container is too large, or too deep, to be compared whenever a microbatch
     ends or waits.
 
     Args:
         key: Where the container is; the third item is its number in the attribute.
-        cell: The container.
+        container: The container.
     """
-    is_collection = isinstance(cell, list | dict | set | collections.deque)
-    is_large = is_collection and len(cell) > containers.LARGE
+    is_collection = isinstance(container, list | dict | set | collections.deque)
+    is_large = is_collection and len(container) > containers.MOST_COMPARED_ITEMS
     return key[2] >= _MOST_CONTAINERS or is_large
 
 
@@ -2082,7 +2095,7 @@ class _Leaf:
         """Return the present state of the object, for a comparison by identity with `state`.
 
         If the object was not written since the last comparison, this is the same state object.
-        Otherwise it is the new version of a tensor, or what `containers.state` returns.
+        Otherwise it is the new version of a tensor, or what `containers.read_state` returns.
         """
         if isinstance(self.value, torch.Tensor) and not self.compares_values:
             version = None if self.value.is_inference() else self.value._version  # noqa: SLF001
@@ -2090,8 +2103,8 @@ class _Leaf:
             return self.state if version == self.state else version
         # A copy of each frozen weight would cost too much memory.
         is_parameter = isinstance(self.value, nn.Parameter)
-        limit = _LARGEST_PARAMETER if is_parameter else containers.LARGEST
-        return containers.state(self.value, self.state, limit)
+        limit = _LARGEST_PARAMETER if is_parameter else containers.MOST_COMPARED_BYTES
+        return containers.read_state(self.value, self.state, limit)
 
 
 def _item_at(items: Iterator[Any], index: int) -> Any:
@@ -2136,7 +2149,7 @@ def _is_outdated(slot: _Slot, run: MicrobatchRun, version: _Version) -> bool:
     if version.sent_value is not MISSING:
         # The microbatch sent a shared container along, and has not written to it.
         return _replaces_plain_value(version.sent_value, value)
-    if containers.same(value, version.earlier_value):
+    if containers.has_same_items(value, version.earlier_value):
         return False
     return _is_made_from(version.value, version.earlier_value, slot.initial_value)
 
@@ -2165,7 +2178,11 @@ def _find_roots(module: nn.Module, global_state: GlobalState) -> Iterator[tuple[
     """
     # Copies of the items, because the caller may add attributes or hooks meanwhile.
     for name, value in list(module.__dict__.items()):
-        if type(value) in containers.ATOMS or name in _NOT_FOLLOWED or name.startswith("_smp"):
+        if (
+            type(value) in containers.EXACT_PLAIN_CLASSES
+            or name in _NOT_FOLLOWED
+            or name.startswith("_smp")
+        ):
             continue
         yield name, value
     yield from global_state.of(module)
@@ -2177,7 +2194,7 @@ def _find_roots(module: nn.Module, global_state: GlobalState) -> Iterator[tuple[
                 attributes = holder.__dict__.items()
                 holder = tuple(value for name, value in attributes if name not in _NOT_FOLLOWED)
             objects = [getattr(hook, "args", ()), getattr(hook, "keywords", None), holder]
-            objects += containers.enclosed(hook)
+            objects += containers.read_closure(hook)
             yield f"{kind}[{number}]", tuple(objects)
 
 
@@ -2186,7 +2203,7 @@ def _find_tensors_and_containers(value: Any) -> list[Any]:
 
     The order is the same on the rank that sends the value and on the one that receives it.
     """
-    return [*tensors_in(value), *containers.cells(value)]
+    return [*tensors_in(value), *containers.find_containers(value)]
 
 
 def _stored_value(module: nn.Module, name: str) -> Any:
@@ -2297,12 +2314,12 @@ def _without_gradients(value: Any, initial_content: Any) -> Any:
         value: The content: a list or a dictionary. It is returned itself if nothing is left out.
         initial_content: The content at the beginning of the step; its items stay.
     """
-    old = {id(item) for item in containers.items(initial_content)}
+    old = {id(item) for item in containers.items_of(initial_content)}
 
     def stays(item: Any) -> bool:
         return not isinstance(item, torch.Tensor) or not item.requires_grad or id(item) in old
 
-    if all(map(stays, containers.items(value))):
+    if all(map(stays, containers.items_of(value))):
         return value
     if isinstance(value, list):
         return [item for item in value if stays(item)]
@@ -2399,12 +2416,12 @@ def _is_made_from(value: Any, before: Any, initial_content: Any) -> bool:
         before: The content that it may have been made from.
         initial_content: The content at the beginning of the step; its objects are not new.
     """
-    old = {id(item) for item in containers.items(initial_content)}
+    old = {id(item) for item in containers.items_of(initial_content)}
     new = set()
-    for item in containers.items(before):
+    for item in containers.items_of(before):
         if id(item) not in old and not isinstance(item, _PLAIN_CLASSES):
             new.add(id(item))
-    return any(id(item) in new for item in containers.items(value))
+    return any(id(item) in new for item in containers.items_of(value))
 
 
 def _sum_of_writes(initial_content: Any, writers: Sequence[tuple[Any, Any]]) -> Any:
@@ -2421,7 +2438,7 @@ def _sum_of_writes(initial_content: Any, writers: Sequence[tuple[Any, Any]]) -> 
     if isinstance(last, list):
         items = list(initial_content)
         for content, seen in writers:
-            has_only_appended = containers.same(content[: len(seen)], seen)
+            has_only_appended = containers.has_same_items(content[: len(seen)], seen)
             if not has_only_appended:
                 return last
             items += content[len(seen) :]
@@ -2453,10 +2470,10 @@ def _has_new_object(slot: _Slot, value: Any) -> bool:
         slot: The variables of a Python module or the attributes of a class; False for other slots.
         value: The new content: name -> value.
     """
-    if not isinstance(slot.holder, containers.Names) or not isinstance(value, dict):
+    if not isinstance(slot.holder, containers.Namespace) or not isinstance(value, dict):
         return False
     old = set(map(id, slot.initial_value.values()))
-    held_objects = [item for item in value.values() if isinstance(item, containers.Held)]
+    held_objects = [item for item in value.values() if isinstance(item, containers.ObjectReference)]
     return any(id(held_object) not in old for held_object in held_objects)
 
 

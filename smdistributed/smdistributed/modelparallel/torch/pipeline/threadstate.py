@@ -129,7 +129,7 @@ class CallerThread:
         for _ in self.modes:
             _overrides._pop_mode()
 
-    def has_only_its_modes(self) -> bool:
+    def has_only_caller_modes(self) -> bool:
         """Return whether the present thread has no other hooks or modes.
 
         Then a call of another rank may run on this thread.

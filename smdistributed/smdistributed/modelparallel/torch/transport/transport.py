@@ -96,8 +96,8 @@ class Transport:
     """One link: connections with all other ranks of a group.
 
     Attributes:
-        me: Rank of this process in the group.
-        n: Number of ranks of the group.
+        rank: Rank of this process in the group, from 0.
+        size: Number of ranks of the group.
         members: Global ranks of the group.
         kind: Name for a rank of the group, such as "pp_rank".
         inbox: Messages of all peers, in the order in which they arrived.
@@ -125,7 +125,7 @@ class Transport:
             device: This rank's GPU.
         """
         self.members, self.kind = tuple(group.members), group.kind
-        self.me, self.n = self.members.index(group.rank), len(self.members)
+        self.rank, self.size = self.members.index(group.rank), len(self.members)
         if inbox is None:
             # With a payload each peer has a reader thread: a receive must be posted as soon as its
             # header is here, even while this rank computes.
@@ -148,7 +148,7 @@ class Transport:
         """Send a message. Only one thread may send at a time.
 
         Args:
-            peer: Rank in the group, not `me`.
+            peer: Rank in the group, not `rank`.
             message: Any object that can be pickled.
             tensors: Dense tensors; None for a missing one.
 
