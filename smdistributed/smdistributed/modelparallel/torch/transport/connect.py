@@ -31,6 +31,9 @@ START_SECONDS = 300.0
 HELLO_SECONDS = 5.0
 """Seconds that an accepted connection may take to send the token."""
 
+_LOOK_SECONDS = 1.0
+"""Longest time between two looks for connections that take too long, and for a cancelled start."""
+
 _HALF = 32
 _HELLO = struct.Struct(f"<{_HALF}s16sI")
 """First half of the token, name of the link, rank that connects.
@@ -102,6 +105,10 @@ def connect(
                 for peer in sorted(peer for peer in peers if peer < rank):
                     start.wait("address", [peer])
                     sockets[name][peer] = _connect_with(start, peer, name, token)
+        except BaseException:
+            # The job does not start: this error need not wait for the higher ranks.
+            acceptor.cancel()
+            raise
         finally:
             acceptor.join()
     for (name, peer), connection in acceptor.accepted.items():
@@ -276,16 +283,22 @@ class _Acceptor(threading.Thread):
         self.listener, self.token, self.expected, self.end = listener, token, expected, end
         self.accepted: dict[tuple[str, int], socket.socket] = {}
         self._pending: dict[socket.socket, _PendingHello] = {}
+        self._is_cancelled = threading.Event()
+
+    def cancel(self) -> None:
+        """Let the thread end within `_LOOK_SECONDS`, whether or not peers are missing."""
+        self._is_cancelled.set()
 
     def run(self) -> None:
+        """Accept connections until all peers are here, or the time is over. The thread's body."""
         self.listener.setblocking(False)
         with selectors.DefaultSelector() as selector:
             selector.register(self.listener, selectors.EVENT_READ)
-            while self.expected:
+            while self.expected and not self._is_cancelled.is_set():
                 seconds_left = self.end - time.monotonic()
                 if seconds_left <= 0:
                     break
-                for key, _ in selector.select(min(seconds_left, 1.0)):
+                for key, _ in selector.select(min(seconds_left, _LOOK_SECONDS)):
                     if key.fileobj is self.listener:
                         self._accept(selector)
                     else:
