@@ -220,7 +220,7 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
         def convert(tensor: torch.Tensor) -> torch.Tensor:
             return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
-        return pytrees.mapped(convert, values)
+        return pytrees.map_tensors(convert, values)
 
     def backward(
         self,
@@ -446,7 +446,7 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
         if gpu is not None:
             target = gpu if self._trace_device == "gpu" else torch.device("cpu")
             self.module.to(target)
-            args, kwargs = pytrees.mapped(lambda t: t.to(target), (args, dict(kwargs)))
+            args, kwargs = pytrees.map_tensors(lambda t: t.to(target), (args, dict(kwargs)))
         return trace_forward(self.module, args, kwargs, seconds=self._measures_seconds)
 
     def _place(self, owner: dict[str, int]) -> None:

@@ -243,4 +243,4 @@ def _bytes(output: Any) -> int:
 
 
 def _copied(values: Any) -> Any:
-    return pytrees.mapped(torch.clone, values)
+    return pytrees.map_tensors(torch.clone, values)

@@ -354,7 +354,7 @@ class Server:
         # Earlier segments of a chain may have set variables, too. So after a chain all variables
         # count that differ from the script's.
         base = call.context if message.segment is None else scheduler.caller_thread.variables
-        names, values = variables.since(base)
+        names, values = variables.split_changed(base)
         if attached is not None and message.segment is None:
             run = MicrobatchRun(message.microbatch)
             unread_ids = module_state.find_unread_tensors(
@@ -394,7 +394,7 @@ class Server:
         scheduler = self.pipeline.scheduler
         writes = self._written_arguments(call)
         new_header, written = scheduler.module_state.pack(message.microbatch, owner)
-        names, values = variables.since(scheduler.caller_thread.variables)
+        names, values = variables.split_changed(scheduler.caller_thread.variables)
         if message.header is not None or names:
             new_header = new_header._replace(
                 variables=names, hooked=header.hooked, held=header.held

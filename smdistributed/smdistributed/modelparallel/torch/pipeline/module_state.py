@@ -607,7 +607,9 @@ class ModuleState:
         self._global_state = GlobalState(self._modules)
         self._known_hook_ids = self._find_hook_ids()
         for number, module in enumerate(self._modules):
-            for name in self._global_state.written & module.__dict__.keys() - _NOT_FOLLOWED:
+            for name in (
+                self._global_state.written_attributes & module.__dict__.keys() - _NOT_FOLLOWED
+            ):
                 # A property sets another attribute, which is tracked itself.
                 if not hasattr(getattr(type(module), name, None), "__set__"):
                     self._tracked_keys.add((number, name))
@@ -621,7 +623,7 @@ class ModuleState:
 
         For example ``{"numpy", "random"}``.
         """
-        return set(self._global_state.draws)
+        return set(self._global_state.random_packages)
 
     # --- a step -----------------------------------------------------------------------------------
 
@@ -1088,7 +1090,7 @@ class ModuleState:
         are_reads_observed = bool(slot.versions) or slot.key in self._tracked_keys
         if are_reads_observed or not self._is_overlapped(run):
             return
-        if self._global_state.reads(slot.key[1]):
+        if self._global_state.names_attribute(slot.key[1]):
             raise StepError(f"{self._late_write_text(slot)}\n{_REMEDY}")
 
     def _check_container_change(
@@ -1972,7 +1974,7 @@ class ModuleState:
                     is_in_module = name in own or name in own["_buffers"]
                     leaf.is_attribute |= item is value and is_in_module
         # torch counts no write to a tensor's `data`, or to a numpy array in its memory.
-        has_uncounted_writes = any(map(self._global_state.reads, ("data", "numpy")))
+        has_uncounted_writes = any(map(self._global_state.names_attribute, ("data", "numpy")))
         for leaf in leaves.values():
             self._warn_of_size(leaf)
             is_uncounted = has_uncounted_writes and leaf.can_be_sent()
@@ -2185,7 +2187,7 @@ def _find_roots(module: nn.Module, global_state: GlobalState) -> Iterator[tuple[
         ):
             continue
         yield name, value
-    yield from global_state.of(module)
+    yield from global_state.iterate_state(module)
     for kind in HOOKS:
         for number, hook in enumerate(list(module.__dict__[kind].values())):
             holder = getattr(hook, "__self__", None)

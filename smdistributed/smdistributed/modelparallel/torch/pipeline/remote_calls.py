@@ -346,7 +346,7 @@ class Caller:
 
         # The arguments, with the state that the microbatch has written so far.
         state_header, written = module_state.pack(microbatch, call.first)
-        changed = variables.changed(pipeline.scheduler.caller_thread.variables)
+        changed = variables.find_changed(pipeline.scheduler.caller_thread.variables)
         if changed:
             names = tuple(name for name, _ in changed)
             hooked: tuple[int, ...] = ()

@@ -187,7 +187,7 @@ class BlockOrder:
             StepError: There is such an object.
         """
         for leaf in pytree.tree_leaves(outputs):
-            if isinstance(leaf, torch.Tensor) or pytrees.opens(type(leaf)):
+            if isinstance(leaf, torch.Tensor) or pytrees.is_only_a_container(type(leaf)):
                 continue
             if pytrees.tensors_in(leaf):
                 raise StepError(
