@@ -203,7 +203,10 @@ class MasterWeights:
                 self._versions[index] = parameter._version  # noqa: SLF001
 
     def take_gradients(self, scale: float) -> None:
-        """Copy the gradients of the parameters to their masters, divided by ``scale``."""
+        """Set the gradients of the masters to those of the parameters, divided by ``scale``.
+
+        A parameter without a gradient takes the gradient of its master off.
+        """
         for parameter, master in self.pairs.values():
             if parameter.grad is None:
                 master.grad = None
@@ -216,7 +219,10 @@ class MasterWeights:
 
     @torch.no_grad()
     def write_back(self) -> None:
-        """Round the masters into the parameters."""
+        """Write the masters into the parameters, rounded to their type.
+
+        A shared parameter is its own master.
+        """
         for index, (parameter, master) in self.pairs.items():
             if not mesh.is_sharded(parameter):
                 parameter.copy_(master)
