@@ -10,6 +10,7 @@ Load only files that you trust.
 from __future__ import annotations
 
 import contextlib
+import glob
 import logging
 import os
 import pickle
@@ -478,7 +479,8 @@ def _partial_folder(root: Path, tag: str) -> Path:
     folder = root / f"{tag}_partial"
     if folder.is_dir():
         return folder
-    for old in sorted(root.glob(f"{folder.name}{_OLD}*")):
+    # A tag may have characters with a meaning in patterns, such as "[".
+    for old in sorted(root.glob(f"{glob.escape(folder.name)}{_OLD}*")):
         return old
     tags = sorted(path.name.removesuffix("_partial") for path in root.glob("*_partial"))
     advice = "Check the tag."
