@@ -364,7 +364,7 @@ def wait_for_a_rank_whose_script_is_over(folder: str) -> list[bool]:
     broken = RuntimeError("Read error: Connection reset by peer")
     return [
         initialize._report_failure(watch, broken),
-        initialize._failed(watch, ValueError("its own")),
+        initialize._report_failure(watch, ValueError("its own")),
     ]
 
 

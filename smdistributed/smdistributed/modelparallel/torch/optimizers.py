@@ -132,6 +132,7 @@ class FusedAdam(_Fused):
         weight: Tensor,
         gradient: Tensor,
     ) -> Tensor:
+        """Return the update of Adam, or of AdamW; see the class and ``_Fused._update``."""
         del parameter  # no norm over ranks is needed
         decay = group["weight_decay"]
         if not self.adam_w_mode:
@@ -192,6 +193,7 @@ class FusedLAMB(_Fused):
         super().__init__(params, amsgrad=amsgrad, set_grad_none=set_grad_none, **options)
 
     def _begin(self) -> None:
+        """Compute the norm of all gradients, which each update needs."""
         self._norm = _global_norm([p for group in self.param_groups for p in group["params"]])
 
     def _update(
@@ -202,8 +204,10 @@ class FusedLAMB(_Fused):
         weight: Tensor,
         gradient: Tensor,
     ) -> Tensor:
+        """Return the update of LAMB; see the class and ``_Fused._update``."""
         limit, decay = group["max_grad_norm"], group["weight_decay"]
-        gradient = gradient * (limit / self._norm).clamp(max=1.0) if limit else gradient
+        if limit:
+            gradient = gradient * (limit / self._norm).clamp(max=1.0)
         if decay and not self.adam_w_mode:
             gradient = gradient + decay * weight
         added = 1 - group["betas"][0] if group["grad_averaging"] else 1.0
@@ -289,6 +293,7 @@ class FusedNovoGrad(_Fused):
         weight: Tensor,
         gradient: Tensor,
     ) -> Tensor:
+        """Return the update of NovoGrad; see the class and ``_Fused._update``."""
         beta1, beta2 = group["betas"]
         decay, init_zero = group["weight_decay"], group["init_zero"]
         # The second moment is of the largest element, or of the square of the norm.

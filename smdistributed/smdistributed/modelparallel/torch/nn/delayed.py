@@ -70,6 +70,7 @@ class _Blank:
     writes: list[Callable[[torch.Tensor], object]] = field(default_factory=list)
 
     def fill(self, base: torch.Tensor) -> None:
+        """Run the recorded operations on other memory, a flat tensor of as many elements."""
         with torch.no_grad():
             for write in self.writes:
                 write(base)
@@ -134,6 +135,13 @@ def put_slice(
 ) -> None:
     """Copy part ``index`` of ``degree`` equal parts of an axis, now or when the target is
     materialized.
+
+    Args:
+        target: Gets the part. If the source is delayed, it becomes delayed, too.
+        source: The full tensor.
+        axis: The axis that is divided.
+        degree: Number of parts.
+        index: Number of the part, from 0.
     """
     blank = _blanks.get(_address(source))
     if blank is None:
@@ -143,6 +151,7 @@ def put_slice(
     place = _place(source)
 
     def write(base: torch.Tensor) -> None:
+        """Fill the full tensor, and copy the part into the target's memory."""
         full = torch.empty(blank.count, dtype=blank.dtype)
         blank.fill(full)
         part = place.of(full).chunk(degree, axis)[index]
@@ -156,6 +165,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A mode of torch that creates blank storages, and records the writes to them."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Record a write to a blank storage, or call the function. torch calls this.
+
+        If the function does more with a blank storage than write to it, the storage is filled.
+        """
         kwargs = kwargs or {}
         if func is _empty:
             return _new(*args, **kwargs)

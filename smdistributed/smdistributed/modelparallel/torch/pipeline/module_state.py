@@ -1635,6 +1635,7 @@ class ModuleState:
         """
 
         def name_of(item: Any) -> Any:
+            """Return the name of a container; any other item unchanged."""
             if isinstance(item, _PLAIN_CLASSES):
                 return item
             item_key = self._key_by_container_id.get(id(item))
@@ -1656,6 +1657,7 @@ class ModuleState:
         """
 
         def own_container(item: Any) -> Any:
+            """Return this rank's container of a name; any other item unchanged."""
             if not isinstance(item, _ContainerName):
                 return item
             container = self._find_holder(item.key)

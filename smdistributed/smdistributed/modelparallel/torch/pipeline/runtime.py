@@ -173,9 +173,19 @@ class Runtime:
                 link.close()
 
     def _body(self, microbatch: int, body: Callable[[], Any]) -> Callable[[], Any]:
-        """Return the step function on a microbatch, with an explained error and the clean-up."""
+        """Return the step function on a microbatch, with an explained error and the clean-up.
+
+        Args:
+            microbatch: Number of the microbatch.
+            body: The step function on this microbatch.
+        """
 
         def run() -> Any:
+            """Run the step function, and return its result.
+
+            Raises:
+                StepError: It took a gradient on a rank that has only copies of the outputs.
+            """
             try:
                 result = body()
             except RuntimeError as error:

@@ -127,6 +127,7 @@ class LossScaler:
             return
         if overflow:
             self.good_steps = 0
+            # The scale is lowered by the last of ``delayed_shift`` overflows, and by all later ones.
             if self.overflows_left > 1:
                 self.overflows_left -= 1
             else:
@@ -181,7 +182,13 @@ class MasterWeights:
     def add(
         self, optimizer: torch.optim.Optimizer, gets_master: Callable[[int], bool], first: int = 0
     ) -> None:
-        """Create copies for the parameters from index ``first`` on."""
+        """Create copies for the parameters from index ``first`` on, and put them into the groups.
+
+        Args:
+            optimizer: As for the class.
+            gets_master: As for the class.
+            first: Index of a parameter, over all groups.
+        """
         index = -1
         for group in optimizer.param_groups:
             for place, parameter in enumerate(group["params"]):
