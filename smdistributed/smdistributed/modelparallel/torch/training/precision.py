@@ -127,7 +127,7 @@ class LossScaler:
             return
         if overflow:
             self.good_steps = 0
-            # The scale is lowered by the last of ``delayed_shift`` overflows, and by all later ones.
+            # The last of ``delayed_shift`` overflows lowers the scale, and so does each later one.
             if self.overflows_left > 1:
                 self.overflows_left -= 1
             else:
