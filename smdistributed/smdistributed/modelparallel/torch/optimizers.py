@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from .job.ranks import tp_size
 from .job.state import state
@@ -360,9 +359,18 @@ def _adam_direction(
 
 
 def _global_norm(parameters: list[Tensor]) -> Tensor:
-    """Return the norm of all gradients of the model, over all ranks that have a part of them."""
+    """Return the norm of all gradients of the model, over all ranks that have a part of them.
+
+    Without ``smp.init`` the norm is over the given parameters alone.
+    """
     if not state.initialized:
-        return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        # torch's own get_total_norm is of PyTorch 2.6.
+        norms = [torch.linalg.vector_norm(p.grad) for p in parameters if p.grad is not None]
+        if not norms:
+            return torch.zeros(())
+        on_device = [norm.to(norms[0].device) for norm in norms]
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(on_device))
+        return norm
     # With a sharded state the optimizer sees only the gradients of this replica's shard.
     group = CommGroup.WORLD if state.cfg.shard_optimizer_state else CommGroup.MP_GROUP
     return total_norm(parameters, group=group)
