@@ -459,3 +459,11 @@ def test_an_incomplete_checkpoint_is_named(tmp_path: Path) -> None:
     (tmp_path / "newest").unlink()
     with pytest.raises(RankError, match=r"newest is missing\. Give a tag"):
         run_ranks(2, _incomplete, str(tmp_path))
+
+
+def test_a_tag_with_brackets_is_no_pattern(tmp_path: Path) -> None:
+    """The folder that a killed save has moved away is found for every tag."""
+    (tmp_path / "step[3]_partial.old-0").mkdir()
+    (tmp_path / "newest").write_text("step[3]\n")
+    with pytest.raises(RankError, match=r"step\[3\]_partial\.old-0/partition\.pt is missing"):
+        run_ranks(2, _incomplete, str(tmp_path))

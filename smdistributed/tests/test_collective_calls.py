@@ -123,7 +123,7 @@ def train(folder: str, mistake: str) -> None:
     """Train; in the third round rank 1 makes a call that rank 0 does not, or leaves one out."""
     import smdistributed.modelparallel.torch as smp
 
-    failure_watch.LOOK = 0.5  # seconds; a real job looks each five
+    failure_watch.LOOK_SECONDS = 0.5  # seconds; a real job looks each five
     config: dict[str, Any] = BY_HAND
     if mistake.startswith("replica"):
         config = {"ddp": True, "microbatches": 1}

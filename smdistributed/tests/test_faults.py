@@ -339,7 +339,7 @@ def lose_a_connection(folder: str) -> list[bool]:
     )
     pairs[3][1].close()
     assert watch.wait_for_failure(PATIENCE) is not None
-    return [initialize._failed(watch, PeerError(1, "rank 1", "its connection was lost"))]
+    return [initialize._report_failure(watch, PeerError(1, "rank 1", "its connection was lost"))]
 
 
 def test_the_first_failure_is_named_and_not_what_followed_from_it(tmp_path: Path) -> None:
@@ -362,7 +362,10 @@ def wait_for_a_rank_whose_script_is_over(folder: str) -> list[bool]:
     while watch.over is None and time.monotonic() < deadline:
         os.sched_yield()
     broken = RuntimeError("Read error: Connection reset by peer")
-    return [initialize._failed(watch, broken), initialize._failed(watch, ValueError("its own"))]
+    return [
+        initialize._report_failure(watch, broken),
+        initialize._report_failure(watch, ValueError("its own")),
+    ]
 
 
 def test_a_rank_that_waited_for_one_that_was_over_is_not_named(tmp_path: Path) -> None:

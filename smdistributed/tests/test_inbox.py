@@ -47,7 +47,7 @@ def test_messages_of_a_peer_keep_their_order_whoever_reads(
     sizes = (0, 1, 100, 5_000, 20_000, 300_000)
 
     def send(link: Transport) -> None:
-        choose = random.Random(seed + link.me)
+        choose = random.Random(seed + link.rank)
         for number in range(MESSAGES):
             link.send(0, number, [torch.full((choose.choice(sizes),), number)])
 

@@ -13,7 +13,7 @@ from torch.autograd.graph import get_gradient_edge
 from jobs import BY_HAND, error_of
 from ranks import run_ranks
 from smdistributed.modelparallel.torch.exceptions import StepError
-from smdistributed.modelparallel.torch.pipeline.module_state import ModuleState, Turn
+from smdistributed.modelparallel.torch.pipeline.module_state import MicrobatchRun, ModuleState
 
 HAND = {**BY_HAND, "microbatches": 1}
 
@@ -297,17 +297,17 @@ def test_a_parameter_that_is_written_in_a_step_is_named() -> None:
     began.
     """
     net = nn.Linear(4, 4)
-    views = ModuleState(
-        0, lambda: Turn(0), lambda: (0,), lambda number: f"number {number} (Linear)"
+    module_state = ModuleState(
+        0, lambda: MicrobatchRun(0), lambda: (0,), lambda number: f"number {number} (Linear)"
     )
-    views.install([net], [0])
-    views.begin("train")
+    module_state.install([net], [0])
+    module_state.begin("train")
     words = r"parameter 'weight' of module number 0 \(Linear\) was written in the step"
     try:
         loss = net(torch.ones(2, 4, requires_grad=True)).sum()
         with torch.no_grad():
             net.weight.clamp_(-0.2, 0.2)
-        with pytest.raises(StepError, match=words), views.explained():
+        with pytest.raises(StepError, match=words), module_state.explain_backward_errors():
             loss.backward()
     finally:
-        views.end()
+        module_state.end()

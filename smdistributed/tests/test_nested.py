@@ -243,7 +243,7 @@ def test_what_cannot_travel_is_an_error(where: str) -> None:
 def arrives_as_kept(value: Any) -> bool:
     from smdistributed.modelparallel.torch.transport import pytrees
 
-    return pytrees.mapped(torch.clone, value) is value
+    return pytrees.map_tensors(torch.clone, value) is value
 
 
 def test_objects_without_tensors_stay_what_they_are() -> None:

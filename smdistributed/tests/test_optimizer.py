@@ -530,3 +530,18 @@ def test_fused_optimizers_follow_their_papers_and_torch(ranks: int) -> None:
         for one_got, want in zip(gots, wants, strict=True):
             for value, expected in zip(one_got.values(), want, strict=True):
                 assert torch.allclose(value, expected, atol=1e-10, rtol=0)
+
+
+def _norm_without_init() -> float:
+    vars(nn.utils).pop("get_total_norm", None)  # PyTorch 2.5 has no such function
+    import smdistributed.modelparallel.torch as smp
+
+    parameter = nn.Parameter(torch.tensor([3.0, 4.0]))
+    parameter.grad = torch.tensor([3.0, 4.0])
+    optimizer: Any = smp.optimizers.FusedLamb([parameter], lr=0.1)
+    optimizer.step()
+    return float(optimizer._norm)
+
+
+def test_lamb_without_smp_init_needs_no_function_of_a_newer_torch() -> None:
+    assert run_ranks(1, _norm_without_init) == [5.0]

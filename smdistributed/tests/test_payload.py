@@ -100,7 +100,7 @@ def exchange() -> list[bool]:
     values += [
         torch.arange(96.0)[48:].reshape(1, 3, 4, 4).contiguous(memory_format=torch.channels_last)
     ]
-    link.send(1 - link.me, "all", [*values, None])
+    link.send(1 - link.rank, "all", [*values, None])
     _, _, message, tensors = link.inbox.get(timeout=300)
     assert message == "all"
     link.arrived(tensors)

@@ -244,13 +244,13 @@ def what_contexts_carry() -> dict[str, Any]:
     twice(model, value)
     runtime = present()
     assert runtime is not None
-    number = runtime.pipeline.number
+    number = runtime.pipeline.step_number
     try:
         again(model, value)
     except (StepError, RuntimeError) as error:
         seen["again"] = str(error)
     train(model, value, 1)  # a failed step leaves the pipeline as it was
-    seen["steps"] = runtime.pipeline.number - number
+    seen["steps"] = runtime.pipeline.step_number - number
     try:
         model(value, 1)
     except StepError as error:

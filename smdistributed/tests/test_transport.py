@@ -110,7 +110,7 @@ def test_both_ends_may_send_more_than_the_system_buffers() -> None:
 
     def send(link: Transport) -> None:
         for _ in range(3):
-            link.send(1 - link.me, "large", [large])
+            link.send(1 - link.rank, "large", [large])
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(send, links))
@@ -204,6 +204,21 @@ def test_another_program_at_a_rank_s_address_is_refused() -> None:
         ):
             connect(Rendezvous(plain, 2, LOCAL), 1, {"pp": [0]}, timeout=300)
         thread.join()
+
+
+def test_a_rank_that_cannot_be_reached_is_named_at_once() -> None:
+    """Rank 1 does not wait for rank 2 first, which may never come."""
+    store = PrefixStore("smp/transport", plain := HashStore())
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    store.set("token", "ab" * 64)
+    for rank in (0, 2):
+        store.set(f"candidate/{rank}", "127.0.0.1")
+    store.set("address/0", f"127.0.0.1 {port}")
+    begun, timeout = time.monotonic(), 60
+    with pytest.raises(StartError, match=rf"rank 1 cannot connect with rank 0: .* port {port}"):
+        connect(Rendezvous(plain, 3, LOCAL), 1, {"pp": [0, 2]}, timeout=timeout)
+    assert time.monotonic() - begun < timeout, "the error came with the end of the start"
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,9 @@ from typing import NoReturn
 
 from trainworks_smdistributed.environment import ADDRESS, complete, ranks_of, set_rendezvous
 
+_CANNOT_RUN = 127
+"""Exit status of a shell for a command that it cannot run."""
+
 
 def smddprun() -> NoReturn:
     """Run a command as one rank: ``smddprun COMMAND...``, started by mpirun on each rank."""
@@ -63,6 +66,9 @@ def smddpsinglenode() -> NoReturn:
 def prepare(environment: MutableMapping[str, str]) -> None:
     """Set the variables that torch.distributed and scripts read, where they are missing.
 
+    Args:
+        environment: The environment variables of a rank that mpirun has started.
+
     Raises:
         ValueError: The ranks are on more than one host, and the address of rank 0 is missing.
     """
@@ -81,6 +87,12 @@ def prepare(environment: MutableMapping[str, str]) -> None:
 
 
 def _parser(program: str, description: str) -> argparse.ArgumentParser:
+    """Return a parser that takes the rest of the command line as ``command``.
+
+    Args:
+        program: Name of the program.
+        description: What the program does, for its help.
+    """
     parser = argparse.ArgumentParser(program, description=description, allow_abbrev=False)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the command and its arguments")
     return parser
@@ -89,11 +101,16 @@ def _parser(program: str, description: str) -> argparse.ArgumentParser:
 def _become(command: list[str], parser: argparse.ArgumentParser) -> NoReturn:
     """Replace this process by a command.
 
-    A command that cannot be run has the shell's exit status for that, 127.
+    If there is none, the process ends with status 2. If it cannot be run, the status is the
+    shell's for that, 127, with the reason on standard error.
+
+    Args:
+        command: The program and its arguments.
+        parser: Prints errors.
     """
     if not command:
         parser.error("there is no command to run")
     try:
         os.execvp(command[0], command)
     except OSError as error:
-        parser.exit(127, f"{parser.prog}: cannot run {command[0]}: {error.strerror}\n")
+        parser.exit(_CANNOT_RUN, f"{parser.prog}: cannot run {command[0]}: {error.strerror}\n")

@@ -31,9 +31,10 @@ that were the last one, the process would never end. Python drops its own refere
 
 
 def autoload() -> None:
-    """Register the backend; in a job of smddp set what the explicit import sets.
+    """Register the backend; in a job of smddp set the variables that the explicit import sets.
 
     In a job of smp offer the modules that are gone, too: a script may import `amp_C` before smp.
+    An error is printed to standard error, and not raised.
     """
     try:
         register()
@@ -58,7 +59,8 @@ def register() -> None:
     if os.environ.get("SMP_CPU_EMULATION") == "1":
         from trainworks_smdistributed import emulation
 
-        # Without it, it is itself being imported, and imports torch: who imports it installs it.
+        # Without this function the module is still being imported, and has imported torch: then
+        # its importer installs the emulation.
         if hasattr(emulation, "install_if_asked"):
             emulation.install_if_asked()
 
@@ -76,7 +78,9 @@ def _is_job(text: str) -> bool:
 
 
 def _create(options: Any, nccl_options: Any) -> Any:
-    """Return the process group, or the only backend of it.
+    """Return the process group of a script's ``backend="smddp"``, or the only backend of it.
+
+    torch calls this. Without GPUs it is gloo's backend, else a group with gloo and NCCL.
 
     Args:
         options: Torch's options of the group: store, rank, size, time limit.
@@ -107,7 +111,7 @@ def _create(options: Any, nccl_options: Any) -> Any:
 
 
 def _drop_groups() -> None:
-    """End gloo's threads while the interpreter lives.
+    """End torch's process group, and gloo's threads, while the interpreter lives.
 
     Threads that were left to the end of the process aborted it about once in a hundred times. The
     garbage is collected, because ``DistributedDataParallel`` keeps its group in a reference cycle.
@@ -124,6 +128,10 @@ def _both(options: Any, *backends: tuple[str, Any, Any]) -> Any:
     """Return a process group with a backend for each device.
 
     The last backend is also for operations without a device.
+
+    Args:
+        options: Torch's options of the group: store, rank, size.
+        backends: (device such as "cpu", torch's kind of the backend, the backend).
     """
     import torch
     import torch.distributed as dist

@@ -51,6 +51,19 @@ class GradScaler(torch.amp.GradScaler):
         found_inf: torch.Tensor,
         allow_fp16: bool,
     ) -> dict[torch.device, torch.Tensor]:
+        """Divide the gradients by the scale, and find infinite ones on any rank of the model.
+
+        Collective over the model-parallel group. torch calls this method.
+
+        Args:
+            optimizer: The optimizer with the gradients.
+            inv_scale: 1 / scale.
+            found_inf: A zero: the form of the results.
+            allow_fp16: Whether gradients of float16 are allowed.
+
+        Returns:
+            Device -> 1.0 if a gradient of any rank is infinite or NaN, else 0.0.
+        """
         found_by_device = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
         # A rank without parameters takes part, too.
         found_anywhere = found_inf.clone()

@@ -37,21 +37,32 @@ from .transport.transport import LinkGroup, Transport
 GROUP_MINUTES = 10
 """Minutes that a collective of the process groups may take."""
 
-_LINKS = {"pp": CommGroup.PP_GROUP, "tp": CommGroup.TP_GROUP, "dp": CommGroup.DP_GROUP}
+_GROUP_OF_LINK = {"pp": CommGroup.PP_GROUP, "tp": CommGroup.TP_GROUP, "dp": CommGroup.DP_GROUP}
 
 _watch: Watch | None = None
-_process = 0
-_COLLECTIVE = (
+"""The watch of this process, from `init` to its end."""
+
+_process_id = 0
+"""The process that has called `init`: a forked child must not end its parent's connections."""
+
+_CAUSE_SECONDS = 2.0
+"""Seconds that a rank with a lost connection waits for the message of the rank that failed."""
+
+_COLLECTIVE_ERRORS = (
     "gloo",
     "NCCL",
     "Connection closed by peer",
     "Connection reset by peer",
     "Broken pipe",
 )
+"""Parts of the texts of errors that a lost peer causes in a collective."""
 
 
 def init(config: Mapping[str, Any] | None = None) -> None:
     """Start smp on this rank. Collective; a second call does nothing.
+
+    Sets `state`, creates process groups, connections and the runtime, and changes environment
+    variables of torch and CUDA. What was started is ended at the end of the process.
 
     Args:
         config: Keys of the configuration. The JSON in `SM_HP_MP_PARAMETERS` overrides it.
@@ -83,13 +94,22 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     state.groups = make_groups(topology)
     if mesh.degree() > 1:
         mesh.check_torch()
-    _at_exit()
+    _register_shutdown()
     if size > 1:
-        _connect(cfg, topology)
+        _start_connections(cfg, topology)
 
 
-def _connect(cfg: Config, topology: Topology) -> None:
-    """Create the connections of this rank, the watch and the runtime."""
+def _start_connections(cfg: Config, topology: Topology) -> None:
+    """Create the connections of this rank, the watch and the runtime.
+
+    Args:
+        cfg: The configuration.
+        topology: Which rank is where.
+
+    Raises:
+        StartError: Ranks of the job are missing.
+        SMPConfigError: `SMP_PAYLOAD` names an unknown backend.
+    """
     global _watch
     rank, size = topology.rank, topology.world
     links = {"watch": [0]}
@@ -106,29 +126,33 @@ def _connect(cfg: Config, topology: Topology) -> None:
             ordered = "tp"
         for name in ("pp", ordered):
             if name is not None:
-                links[name] = [peer for peer in topology.members(_LINKS[name]) if peer != rank]
+                links[name] = [
+                    peer for peer in topology.members(_GROUP_OF_LINK[name]) if peer != rank
+                ]
     master = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     store = dist.distributed_c10d._get_default_store()  # noqa: SLF001
     connections = connect(Rendezvous(store, size, master), rank, links)
-    _watch = Watch(rank, connections["watch"], lambda peer: _name(topology, peer), calls=calls)
+    _watch = Watch(
+        rank, connections["watch"], lambda peer: _rank_title(topology, peer), calls=calls
+    )
     _install_hook(_watch)
     if cfg.pipeline_parallel_degree > 1:
         pipeline = topology.members(CommGroup.PP_GROUP)
         transport = Transport(
             LinkGroup(rank, pipeline),
             connections["pp"],
-            payload=_payload(topology),
+            payload=_make_payload(topology),
             device=placement.device(),
         )
         peers = None
         if ordered is not None:
-            members = topology.members(_LINKS[ordered])
+            members = topology.members(_GROUP_OF_LINK[ordered])
             group = LinkGroup(rank, members, f"{ordered}_rank")
             peers = Transport(group, connections[ordered], inbox=transport.inbox)
         use(Runtime(cfg, transport, peers))
 
 
-def _payload(topology: Topology) -> GroupPayload | None:
+def _make_payload(topology: Topology) -> GroupPayload | None:
     """Return the payload of the pipeline's link; None: all tensors go through host memory.
 
     `SMP_PAYLOAD` is `host`, or a backend of torch.distributed. The default is NCCL on hosts with
@@ -151,7 +175,7 @@ def _payload(topology: Topology) -> GroupPayload | None:
     return GroupPayload(topology.rank, gpu or torch.device("cpu"), topology, backend)
 
 
-def _name(topology: Topology, rank: int) -> str:
+def _rank_title(topology: Topology, rank: int) -> str:
     """Return words for a global rank, such as "rank 3 (pp_rank 1)"."""
     if topology.degree["P"] == 1:
         return f"rank {rank}"
@@ -161,27 +185,28 @@ def _name(topology: Topology, rank: int) -> str:
 # --- the end of a process -------------------------------------------------------------------------
 
 
-def _at_exit() -> None:
-    global _process
-    _process = os.getpid()
+def _register_shutdown() -> None:
+    """Let `_shutdown` run at the end of this process."""
+    global _process_id
+    _process_id = os.getpid()
     atexit.register(_shutdown)
     # Processes that multiprocessing starts do not call what atexit registered.
     multiprocessing.util.Finalize(None, _shutdown, exitpriority=100)
 
 
 def _shutdown() -> None:
-    """End the runtime, the process groups and the watch, in this order.
+    """End the runtime, the process groups and the watch, in this order. In a forked child nothing.
 
     No thread may be left in torch when the interpreter ends, or the process would abort.
     """
     global _watch
-    if os.getpid() != _process:
+    if os.getpid() != _process_id:
         return  # a forked child
     watch, _watch = _watch, None
     error = sys.exc_info()[1]  # set if multiprocessing calls this for a function that raised
     is_success = error is None or (isinstance(error, SystemExit) and not error.code)
     if watch is not None and error is not None and not is_success:
-        _failed(watch, error)
+        _report_failure(watch, error)
     runtime = present()
     if runtime is not None:
         use(None)
@@ -190,13 +215,13 @@ def _shutdown() -> None:
         # gloo's threads end with the last reference. Threads that were left to static destruction
         # aborted 1 process in 100.
         state.groups = None  # type: ignore[assignment]
-        _end_groups(abort=watch is not None and watch.failed)
+        _end_process_groups(abort=watch is not None and watch.failed)
         gc.collect()
     if watch is not None:
         watch.leave()
 
 
-def _end_groups(*, abort: bool) -> None:
+def _end_process_groups(*, abort: bool) -> None:
     """End all process groups.
 
     Args:
@@ -211,20 +236,31 @@ def _end_groups(*, abort: bool) -> None:
 
 
 def _install_hook(watch: Watch) -> None:
-    """Report errors of the script to the watch. An error with another cause is not printed."""
+    """Report errors of the script to the watch: replace ``sys.excepthook``.
+
+    The traceback of an error is not printed if another rank is the cause: that rank is named.
+
+    Args:
+        watch: The watch of this rank.
+    """
     before = sys.excepthook
 
     def hook(
         kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
     ) -> None:
-        if not _failed(watch, error):
+        """Report an error, and print its traceback unless another rank is the cause."""
+        if not _report_failure(watch, error):
             before(kind, error, trace)
 
     sys.excepthook = hook
 
 
-def _failed(watch: Watch, error: BaseException) -> bool:
-    """Tell the job that this rank ends with an error.
+def _report_failure(watch: Watch, error: BaseException) -> bool:
+    """Tell the job that this rank ends with an error, and print the cause if it is another rank.
+
+    Args:
+        watch: The watch of this rank.
+        error: The error.
 
     Returns:
         Whether another rank is the cause, and was named.
@@ -232,8 +268,9 @@ def _failed(watch: Watch, error: BaseException) -> bool:
     # The error may be the consequence of another rank's failure. Then the message of that failure
     # is here, or comes soon, and names the cause better than a lost connection.
     may_be_consequence = isinstance(error, PeerError) and not error.trace
-    may_be_consequence = may_be_consequence or _is_collective(error)
-    failure: Failure | None = watch.wait_for_failure(2.0 if may_be_consequence else 0.0)
+    may_be_consequence = may_be_consequence or _may_come_from_lost_peer(error)
+    seconds = _CAUSE_SECONDS if may_be_consequence else 0.0
+    failure: Failure | None = watch.wait_for_failure(seconds)
     if failure is not None:
         watch.say(watch.words(failure))
         return True
@@ -252,11 +289,11 @@ def _failed(watch: Watch, error: BaseException) -> bool:
     return False
 
 
-def _is_collective(error: BaseException) -> bool:
+def _may_come_from_lost_peer(error: BaseException) -> bool:
     """Return whether an error may be the consequence of a lost peer in a collective."""
     if isinstance(error, dist.DistError):
         return True
     if not isinstance(error, RuntimeError):
         return False
     text = str(error)
-    return any(part in text for part in _COLLECTIVE)
+    return any(part in text for part in _COLLECTIVE_ERRORS)

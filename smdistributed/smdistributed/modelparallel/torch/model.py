@@ -58,6 +58,7 @@ class _SingleInstance(abc.ABCMeta):
     """
 
     def __call__(cls, module: tnn.Module, *args: Any, **kwargs: Any) -> DistributedModel:
+        """Return the wrapper of this module: the existing one, or a new one."""
         model = cast("DistributedModel | None", wrapped.model)
         if model is not None and (
             module is model or module is model.module or module is model.wrapped
@@ -183,6 +184,13 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
             return self._forward(args, kwargs)
 
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the model on the pipeline, or on this rank alone, and return its outputs in float32.
+
+        Under ``fp16`` or ``bf16`` inputs are converted to half precision first.
+
+        Raises:
+            StepError: The pipeline degree is above 1, and no step function runs.
+        """
         runtime = present()
         args, kwargs = self._cast(args, self._half), self._cast(kwargs, self._half)
         if runtime is None:
@@ -195,6 +203,10 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
         return self._cast(runtime.model_call(args, kwargs), torch.float32)
 
     def _forward_without_pipeline(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the module of this rank, and return its outputs in float32.
+
+        The sums of gradients over replicas are prepared: their backward begins at the outputs.
+        """
         # Outside a step function a forward pass begins and ends a pass by itself.
         reducer = None
         if self._reducer is not None and not self._reducer.in_step:
@@ -213,14 +225,21 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
         return reducer.watch(outputs)
 
     def _cast(self, values: Any, dtype: torch.dtype | None) -> Any:
-        """Convert floating-point tensors under ``fp16`` or ``bf16``; else change nothing."""
+        """Return values with floating-point tensors converted, under ``fp16`` or ``bf16``.
+
+        In full precision the values themselves are returned.
+
+        Args:
+            values: Nested values.
+            dtype: The type that tensors get; None: each keeps its own.
+        """
         if self._half is None:
             return values
 
         def convert(tensor: torch.Tensor) -> torch.Tensor:
             return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
-        return pytrees.mapped(convert, values)
+        return pytrees.map_tensors(convert, values)
 
     def backward(
         self,
@@ -306,6 +325,10 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
             self._sharded_reduction.begin(sums=last and self._reducer.last_pass)
 
     def _before_pass(self) -> None:
+        """Prepare a pass: call hooks that wait for the partition, and give replicas equal buffers.
+
+        Collective over the replicas in training.
+        """
         self._announce()
         self.begin_microbatch(last=True)
         if dp_size() > 1 and self.training and torch.is_grad_enabled():
@@ -384,7 +407,15 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
         return self._module_owner.get(id(module))
 
     def _partition(self, run: Callable[[], Any]) -> None:
-        """Divide the model. ``run`` calls the step function on its first microbatch."""
+        """Divide the model, and print the partition of each module on rank 0. Collective.
+
+        Args:
+            run: Calls the step function on its first microbatch, to trace the model.
+
+        Raises:
+            SMPConfigError: The model cannot be divided.
+            PeerError: The traced forward pass failed on rank 0.
+        """
         cfg = state.cfg
         if self._preset_owner is not None:
             owner = self._preset_owner
@@ -405,6 +436,16 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
         """Let rank 0 divide the model by a traced forward pass, and return its decision.
 
         The tensor-parallel peers of rank 0 trace, too, because their modules communicate.
+
+        Args:
+            run: Calls the step function on its first microbatch.
+
+        Returns:
+            Name of a module -> its partition.
+
+        Raises:
+            PeerError: The traced forward pass failed on rank 0.
+            Exception: The error of the traced forward pass on this rank.
         """
         self._trace = {}
         answer: list[Any] = [None]  # of rank 0: the owners, or its error as text
@@ -413,7 +454,7 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
             try:
                 with tracing(), unchanged(self.module):
                     run()
-            except TraceDone:
+            except TraceDone:  # the model was called: the rest of the step function does not run
                 pass
             except Exception as error:  # noqa: BLE001  the other ranks wait for the answer
                 failure = error
@@ -435,7 +476,10 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
         return cast("dict[str, int]", answer[0])
 
     def _run_traced(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Trace:
-        """Trace a forward pass of the undivided model."""
+        """Trace a forward pass of the undivided model, and return its measurements.
+
+        On a host with GPUs the model is moved to the device of the trace, and stays there.
+        """
         dtype = None
         for parameter in self.module.parameters():
             if parameter.is_floating_point():
@@ -446,7 +490,7 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
         if gpu is not None:
             target = gpu if self._trace_device == "gpu" else torch.device("cpu")
             self.module.to(target)
-            args, kwargs = pytrees.mapped(lambda t: t.to(target), (args, dict(kwargs)))
+            args, kwargs = pytrees.map_tensors(lambda t: t.to(target), (args, dict(kwargs)))
         return trace_forward(self.module, args, kwargs, seconds=self._measures_seconds)
 
     def _place(self, owner: dict[str, int]) -> None:
@@ -456,7 +500,7 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
         Args:
             owner: Name of a module -> its partition.
         """
-        me, self.owner = pp_rank(), owner
+        own_partition, self.owner = pp_rank(), owner
         tensors: dict[int, _PlacedTensor] = {}  # by id(): modules may share a tensor
         for name, module in self.module.named_modules():
             self._module_owner[id(module)] = owner[name]
@@ -466,11 +510,11 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
                 full_name = f"{name}.{key}" if name else key
                 placed = _PlacedTensor(full_name, owner[name], tensor)
                 placed = tensors.setdefault(id(tensor), placed)
-                placed.is_local |= owner[name] == me
+                placed.is_local |= owner[name] == own_partition
         for key, placed in tensors.items():
             self._parameter_owner[key] = placed.partition
             if not placed.is_local:
-                remote.empty(placed.tensor, placed.name, placed.partition, me)
+                remote.empty(placed.tensor, placed.name, placed.partition, own_partition)
         if mesh.degree() > 1:
             self._shard(owner)
         delayed.materialize(
@@ -512,7 +556,13 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
             module._apply(convert, recurse=False)  # type: ignore[no-untyped-call]  # noqa: SLF001  as Module.to does, for one module
 
     def _install_runtime(self, owner: dict[str, int]) -> None:
-        """Let the runtime of the pipeline run the divided model."""
+        """Let the runtime of the pipeline run the divided model.
+
+        Modules of other partitions only forward calls after this.
+
+        Args:
+            owner: Name of a module -> its partition.
+        """
         runtime = present()
         assert runtime is not None
         root, names = self.module, owner
@@ -529,11 +579,15 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
 
     def _shard(self, owner: dict[str, int]) -> None:
         """Share the parameters out over the ranks, and put the shards into the wrapped
-        optimizers.
+        optimizers. Collective.
+
+        Args:
+            owner: Name of a module -> its partition.
         """
         gpu = placement.device()
 
         def prepare(named: list[tuple[str, torch.Tensor]]) -> None:
+            """Give tensors values, their device and type, and equal values on all ranks."""
             delayed.materialize(named, forget=False)
             for _, tensor in named:
                 dtype = None
@@ -565,6 +619,12 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
         """Call ``hook(model, optimizer)`` after the partition, before the first forward pass.
 
         The hook is called at once if the model is divided already.
+
+        Args:
+            hook: Gets this model, and the first wrapped optimizer or None.
+
+        Returns:
+            A handle: its ``remove()`` takes the hook off.
         """
         if self._is_announced:
             hook(self, _optimizer())
@@ -573,17 +633,26 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
         return handle
 
     def register_post_step_hook(self, hook: Hook) -> RemovableHandle:
-        """Call ``hook(model, optimizer)`` once, at the end of the next step function."""
+        """Call ``hook(model, optimizer)`` once, at the end of the next step function.
+
+        Returns:
+            A handle: its ``remove()`` takes the hook off.
+        """
         handle = RemovableHandle(self._post_step)
         self._post_step[handle.id] = hook
         return handle
 
     # -- modules and tensors of this rank
     def local_named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, tnn.Module]]:
-        """Yield the modules of this rank's partition; before the partition all modules."""
-        me = pp_rank()
+        """Yield the modules of this rank's partition, with names; before the partition all modules.
+
+        Args:
+            args: Arguments of ``torch.nn.Module.named_modules``.
+            kwargs: More of these arguments, by name.
+        """
+        own_partition = pp_rank()
         for name, module in self.module.named_modules(*args, **kwargs):
-            if not self.partitioned or self.partition_of_module(module) == me:
+            if not self.partitioned or self.partition_of_module(module) == own_partition:
                 yield name, module
 
     def local_modules(self) -> Iterator[tnn.Module]:
@@ -614,6 +683,7 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
 
     @staticmethod
     def _is_local(tensor: torch.Tensor) -> bool:
+        """Return whether a parameter or buffer is on this rank."""
         return not isinstance(tensor, remote.RemoteParameter | remote.RemoteBuffer)
 
     def get_module(self) -> tnn.Module:
@@ -622,12 +692,16 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
 
     # -- state
     def local_state_dict(self, *args: Any, **kwargs: Any) -> StateDict:  # noqa: ARG002
-        """Return the state of this rank's partition, with the mark ``_smp_is_partial``."""
+        """Return the state of this rank's partition, with the mark ``_smp_is_partial``.
+
+        Raises:
+            StepError: The model is not divided yet.
+        """
         if not self.partitioned:
             raise StepError(
                 "local_state_dict: the model is not partitioned yet. Call it after the first step"
             )
-        local_state = state_dicts.local(self.module, self.owner, pp_rank())
+        local_state = state_dicts.state_of_partition(self.module, self.owner, pp_rank())
         local_state = {name: mesh.local(value) for name, value in local_state.items()}
         return {**local_state, **mesh.mark(), PARTIAL: True}
 
@@ -644,7 +718,7 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
             StepError: Ranks are missing. The error names these ranks.
         """
         if mesh.degree() > 1:
-            return state_dicts.unshared(
+            return state_dicts.gather_shared_state(
                 self.module, to_first_only=gather_to_rank0, call="model.state_dict()"
             )
         divided = self.partitioned and pp_size() > 1
@@ -653,7 +727,7 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
         owner = self.owner
         if not self.partitioned:
             owner = dict.fromkeys(dict(self.module.named_modules()), pp_rank())
-        return state_dicts.gathered(
+        return state_dicts.gather_state(
             self.module, owner, pp_rank(), to_first_only=gather_to_rank0, call="model.state_dict()"
         )
 
@@ -680,7 +754,7 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
         if partial or mesh.PART in state_dict:
             mesh.check_part(state_dict)
         if mesh.degree() > 1:
-            sharded = state_dicts.shared(self.module, state_dict)
+            sharded = state_dicts.shard_state(self.module, state_dict)
             result = self.module.load_state_dict(sharded, strict=strict)
             return cast("_IncompatibleKeys", result)
         if same_partition:
@@ -689,14 +763,14 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
             merged = state_dicts.merge_partial(
                 self.module, state_dict, call="model.load_state_dict() of a part"
             )
-            entries = state_dicts.cut(self.module, merged)
+            entries = state_dicts.slice_state(self.module, merged)
         else:
-            entries = state_dicts.cut(self.module, state_dict)
+            entries = state_dicts.slice_state(self.module, state_dict)
 
         def load() -> _IncompatibleKeys:
             full_state = entries
             if same_partition:
-                full_state = state_dicts.completed(self.module, self.owner, pp_rank(), entries)
+                full_state = state_dicts.complete_state(self.module, self.owner, pp_rank(), entries)
             return cast("_IncompatibleKeys", self.module.load_state_dict(full_state, strict=strict))
 
         has_delayed = any(delayed.is_delayed(p) for p in self.module.parameters())
@@ -763,7 +837,7 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
         return _ShadowPasses(self)
 
     def shadow_pass(self) -> None:
-        """Take part in a pass of the other replicas, without a batch."""
+        """Take part in the collectives of a pass of the other replicas, without a batch."""
         if self._broadcast_buffers:
             data_parallel.broadcast(self.local_buffers())
         if self._reducer is not None:
@@ -869,9 +943,15 @@ class _ShadowPasses(JoinHook):
         self.model = model
 
     def main_hook(self) -> None:
+        """Take part in one pass of the other replicas. torch calls this for each pass."""
         self.model.shadow_pass()
 
     def post_hook(self, is_last_joiner: bool) -> None:
+        """Copy the parameters and buffers of a replica that had the most batches. Collective.
+
+        Args:
+            is_last_joiner: Whether this replica is one of these.
+        """
         number = dp_rank() if is_last_joiner else -1
         last = torch.tensor([number], device=self.model.join_device)
         dist.all_reduce(last, dist.ReduceOp.MAX, group=self.model.join_process_group)
@@ -906,7 +986,16 @@ def _add_module_attribute(module: tnn.Module) -> None:
 
 
 def _check(module: Any, trace_device: str, passes: int) -> None:
-    """Refuse a model that cannot be divided, and wrong arguments."""
+    """Refuse a model that cannot be divided, and wrong arguments.
+
+    Args:
+        module: The script's model.
+        trace_device: The argument of that name of `DistributedModel`.
+        passes: Its argument ``backward_passes_per_step``.
+
+    Raises:
+        SMPConfigError: With what is wrong, and what to do.
+    """
     if not state.initialized:
         raise SMPConfigError("call smp.init() before smp.DistributedModel")
     if wrapped.model is not None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from .job.ranks import tp_size
 from .job.state import state
@@ -132,6 +131,7 @@ class FusedAdam(_Fused):
         weight: Tensor,
         gradient: Tensor,
     ) -> Tensor:
+        """Return the update of Adam, or of AdamW; see the class and ``_Fused._update``."""
         del parameter  # no norm over ranks is needed
         decay = group["weight_decay"]
         if not self.adam_w_mode:
@@ -192,6 +192,7 @@ class FusedLAMB(_Fused):
         super().__init__(params, amsgrad=amsgrad, set_grad_none=set_grad_none, **options)
 
     def _begin(self) -> None:
+        """Compute the norm of all gradients, which each update needs."""
         self._norm = _global_norm([p for group in self.param_groups for p in group["params"]])
 
     def _update(
@@ -202,8 +203,10 @@ class FusedLAMB(_Fused):
         weight: Tensor,
         gradient: Tensor,
     ) -> Tensor:
+        """Return the update of LAMB; see the class and ``_Fused._update``."""
         limit, decay = group["max_grad_norm"], group["weight_decay"]
-        gradient = gradient * (limit / self._norm).clamp(max=1.0) if limit else gradient
+        if limit:
+            gradient = gradient * (limit / self._norm).clamp(max=1.0)
         if decay and not self.adam_w_mode:
             gradient = gradient + decay * weight
         added = 1 - group["betas"][0] if group["grad_averaging"] else 1.0
@@ -289,6 +292,7 @@ class FusedNovoGrad(_Fused):
         weight: Tensor,
         gradient: Tensor,
     ) -> Tensor:
+        """Return the update of NovoGrad; see the class and ``_Fused._update``."""
         beta1, beta2 = group["betas"]
         decay, init_zero = group["weight_decay"], group["init_zero"]
         # The second moment is of the largest element, or of the square of the norm.
@@ -355,9 +359,18 @@ def _adam_direction(
 
 
 def _global_norm(parameters: list[Tensor]) -> Tensor:
-    """Return the norm of all gradients of the model, over all ranks that have a part of them."""
+    """Return the norm of all gradients of the model, over all ranks that have a part of them.
+
+    Without ``smp.init`` the norm is over the given parameters alone.
+    """
     if not state.initialized:
-        return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        # torch's own get_total_norm is of PyTorch 2.6.
+        norms = [torch.linalg.vector_norm(p.grad) for p in parameters if p.grad is not None]
+        if not norms:
+            return torch.zeros(())
+        on_device = [norm.to(norms[0].device) for norm in norms]
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(on_device))
+        return norm
     # With a sharded state the optimizer sees only the gradients of this replica's shard.
     group = CommGroup.WORLD if state.cfg.shard_optimizer_state else CommGroup.MP_GROUP
     return total_norm(parameters, group=group)

@@ -161,12 +161,21 @@ class StepFunction(Generic[P]):
     def _make_microbatches(
         self, bound: inspect.BoundArguments, count: int
     ) -> list[Callable[[], Any]]:
-        """Return the calls of the script's function, each with its part of the arguments."""
+        """Return the calls of the script's function, each with its part of the arguments.
+
+        Args:
+            bound: The arguments of the step function.
+            count: Number of microbatches.
+
+        Raises:
+            ValueError: An argument cannot be split.
+        """
         microbatches = [
             inspect.BoundArguments(self.signature, type(bound.arguments)()) for _ in range(count)
         ]
         for position, (name, value) in enumerate(bound.arguments.items()):
             if position == 0 and name in ("self", "cls"):
+                # The object of a method: each microbatch gets the same one.
                 parts: Sequence[Any] = [value] * count
             elif self.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
                 parts = self._split_keywords(value, count)
@@ -180,7 +189,10 @@ class StepFunction(Generic[P]):
         ]
 
     def _split_keywords(self, keywords: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-        """Split the values of ``**kwargs``, each by its own name."""
+        """Return the parts of ``**kwargs``, one dictionary for each microbatch.
+
+        Each value is split by its own name.
+        """
         parts: list[dict[str, Any]] = [{} for _ in range(count)]
         for key, value in keywords.items():
             values = self._split_argument(key, value, count)
@@ -189,7 +201,16 @@ class StepFunction(Generic[P]):
         return parts
 
     def _split_argument(self, name: str, value: Any, count: int) -> Sequence[Any]:
-        """Return the parts of an argument, one for each microbatch."""
+        """Return the parts of an argument, one for each microbatch.
+
+        Args:
+            name: Name of the argument: tells the axis, and whether it is passed whole.
+            value: The argument.
+            count: Number of microbatches.
+
+        Raises:
+            ValueError: The argument cannot be split.
+        """
         if name in self.unsplit:
             return [value] * count
         try:
@@ -244,14 +265,25 @@ def step(
 
 
 def num_microbatches() -> int:
-    """Return the number of parts that a batch is split into."""
+    """Return the number of parts that a batch is split into.
+
+    Raises:
+        SMPRuntimeError: ``smp.init`` has not been called.
+    """
     if not state.initialized:
         raise SMPRuntimeError("the number of microbatches is not known yet: call smp.init() first")
     return state.cfg.microbatches
 
 
 def _run(microbatches: Sequence[Callable[[], Any]], name: str) -> list[Any]:
-    """Run the microbatches of a step, and return the result of each."""
+    """Run the microbatches of a step, and return the result of each in their order.
+
+    The wrapped model, if there is one, is told when the step begins and ends.
+
+    Args:
+        microbatches: The script's function on each microbatch.
+        name: Name of the step function.
+    """
     model, runtime = wrapped.model, present()
     if model is not None:
         model.begin_step(microbatches[0])
@@ -265,7 +297,10 @@ def _run(microbatches: Sequence[Callable[[], Any]], name: str) -> list[Any]:
 
 
 def _run_in_turn(microbatches: Sequence[Callable[[], Any]], model: Any) -> list[Any]:
-    """Run the microbatches one after another, and tell the model which one is the last."""
+    """Run the microbatches one after another, and return the result of each.
+
+    The model is told which one is the last: only then gradients are summed over replicas.
+    """
     results = []
     for number, microbatch in enumerate(microbatches, 1):
         if model is not None:
@@ -335,6 +370,19 @@ def _is_source_of_batches(value: Any) -> bool:
 
 
 def _split_tensor(tensor: torch.Tensor, count: int, axis: int, path: str) -> Sequence[torch.Tensor]:
+    """Return equal parts of a tensor along an axis: views of its memory.
+
+    A tensor without dimensions is in each part.
+
+    Args:
+        tensor: The tensor.
+        count: Number of microbatches.
+        axis: The axis, which may be negative.
+        path: Place of the tensor in the call, for errors.
+
+    Raises:
+        _CannotSplitError: The tensor has no such axis, or its size does not divide.
+    """
     if not tensor.dim() or count == 1:
         return [tensor] * count
     if not -tensor.dim() <= axis < tensor.dim():
@@ -412,7 +460,12 @@ class _NotCopiedError(TypeError):
 def _with_children(value: Any, children: Sequence[Any]) -> Any:
     """Return a container of the same class and keys as another one, with other items.
 
-    Raises _NotCopiedError for a mapping without a copy of its own.
+    Args:
+        value: The other container: a mapping, list, tuple, named tuple or set.
+        children: The items, in the order of `_children`.
+
+    Raises:
+        _NotCopiedError: The container is a mapping without a copy of its own.
     """
     if type(value) is dict:
         return dict(zip(value, children, strict=True))
@@ -444,6 +497,7 @@ def _copy_with_items(value: Mapping[Any, Any], items: Mapping[Any, Any]) -> Any:
     except TypeError as error:
         raise _NotCopiedError(f"a {type(value).__name__} takes no items") from error
     changes = {key: item for key, item in items.items() if item is not before[key]}
+    # The mapping itself has a new item: it shares its items with the copy. Put the old ones back.
     if any(value[key] is item for key, item in changes.items()):
         for key, item in before.items():
             copied[key] = item

@@ -29,14 +29,17 @@ _READERS_SECONDS = 10.0
 def agree_on_configuration(
     store: Store, rank: int, size: int, config: Config, seconds: float
 ) -> None:
-    """Wait until all ranks have the same configuration.
+    """Compare the configuration with that of rank 0, and wait until all ranks have done so.
+
+    Rank 0 stores its values. Each other rank compares its own, and the first that differs, or the
+    last that does not, stores the answer for all.
 
     Args:
         store: The job's key-value store.
         rank: Global rank of this process.
         size: Number of ranks of the job.
         config: This rank's configuration.
-        seconds: The longest wait for the other ranks.
+        seconds: The longest wait for the other ranks, in each of at most two waits.
 
     Raises:
         SMPConfigError: Two ranks have different values. Every rank raises the same error.
@@ -56,7 +59,7 @@ def agree_on_configuration(
                 f"rank 0 and rank {rank} have different configurations: {', '.join(differences)}\n"
                 "Call smp.init with the same configuration on every rank.",
             )
-        elif store.add("ranks that have the same", 1) == size - 1:
+        elif store.add("ranks that have the same", 1) == size - 1:  # the last of the others
             store.set("answer", "")
     store.wait(["answer"], limit)
     answer = store.get("answer").decode()
@@ -66,7 +69,10 @@ def agree_on_configuration(
 
 
 def _wait_for_readers(store: Store, rank: int, size: int) -> None:
-    """Let rank 0 end after the others have read the answer, because its process has the store."""
+    """Let rank 0 end after the others have read the answer, because its process has the store.
+
+    On rank 0 this waits `_READERS_SECONDS` at most, and then returns, too.
+    """
     if rank > 0 and store.add("ranks that have read it", 1) == size - 1:
         store.set("read by all", "")
     if rank == 0:
@@ -76,7 +82,7 @@ def _wait_for_readers(store: Store, rank: int, size: int) -> None:
 
 
 def _differences(first: Mapping[str, Any], own_values: Mapping[str, Any]) -> list[str]:
-    """Return the keys with different values, such as "microbatches = 2 and 4".
+    """Return a text for each key with different values, such as "microbatches = 2 and 4".
 
     Args:
         first: Values of rank 0, from JSON.
@@ -93,6 +99,8 @@ def _differences(first: Mapping[str, Any], own_values: Mapping[str, Any]) -> lis
 
 def agree_on_batch(store: Store, step: str, call: Call, arguments: Mapping[str, Any]) -> None:
     """Compare the shapes of a batch with the shapes on the first rank of this model.
+
+    The first rank stores its shapes, and does not wait. The others wait for these.
 
     Args:
         store: The job's key-value store.

@@ -77,6 +77,7 @@ class Report:
     def name_of(self, group: str, number: int) -> str | None:
         """Return the name of a call of a group; None before the call, and for a forgotten one."""
         names = self.names.get(group, [])
+        # The list has the last calls only: its first name belongs to call `oldest`.
         place = number - 1 - (self.counts.get(group, 0) - len(names))
         if 0 <= place < len(names):
             return names[place]
@@ -89,8 +90,12 @@ class Report:
 
 @dataclass
 class CollectiveCalls:
-    """The calls of one rank, in their order."""
+    """The calls of one rank, in their order.
 
+    One thread of the script adds calls, and the thread of the watch reads them.
+    """
+
+    # The calls that have not returned, the innermost last, with the time of entry (monotonic).
     _entered: list[tuple[Call, float]] = field(default_factory=list)
     _counts: Counter[str] = field(default_factory=Counter)
     _names: dict[str, deque[str]] = field(default_factory=dict)
@@ -112,7 +117,7 @@ class CollectiveCalls:
         if len(state.topo.members(kind)) == 1:
             yield None
             return
-        group = _group(kind)
+        group = _group_key(kind)
         name = self._outer[0] if self._outer else name
         self._counts[group] += 1
         self._names.setdefault(group, deque(maxlen=REMEMBERED)).append(name)
@@ -155,12 +160,12 @@ class CollectiveCalls:
         waits_in = None
         if entered:
             waits_in, _ = entered[-1]
-        counts = {group: self._counts[group] for group in map(_group, CommGroup)}
+        counts = {group: self._counts[group] for group in map(_group_key, CommGroup)}
         names = {group: list(group_names) for group, group_names in names_by_group}
         return Report(waits_in, counts, names)
 
 
-def _group(kind: CommGroup) -> str:
+def _group_key(kind: CommGroup) -> str:
     """Return the kind and the first member of this rank's group, such as ``MP_GROUP/0``."""
     return f"{kind.name}/{state.topo.members(kind)[0]}"
 
@@ -179,7 +184,7 @@ class Difference:
 
 
 def first_difference(reports: Mapping[int, Report]) -> Difference | None:
-    """Return two ranks with different calls, or None.
+    """Return two ranks that can never go on, because their calls differ; None if none is known.
 
     Each rank is compared only with the first rank of each of its groups, because a job may have
     thousands of ranks.
@@ -195,13 +200,13 @@ def first_difference(reports: Mapping[int, Report]) -> Difference | None:
             first = first_of.setdefault(group, rank)
             if first == rank:
                 continue
-            words = _other_name(group, first, reports[first], report)
+            words = _find_different_name(group, first, reports[first], report)
             if words is not None:
                 return Difference(rank, f"{words}. {_RULE}")
         if report.waits_in is not None:
             waiting[report.waits_in.group].append(rank)
     for rank in sorted(reports):
-        crossed = _crossed(rank, reports, waiting)
+        crossed = _find_crossed_waits(rank, reports, waiting)
         if crossed is not None:
             return crossed
     return None
@@ -210,8 +215,12 @@ def first_difference(reports: Mapping[int, Report]) -> Difference | None:
 _RULE = "Every rank of a model must make these calls, in the same order."
 
 
-def _other_name(group: str, first: int, first_report: Report, report: Report) -> str | None:
-    """Return words if the same call of a group has two names.
+def _find_different_name(
+    group: str, first: int, first_report: Report, report: Report
+) -> str | None:
+    """Return words if the same call of a group has two names on two ranks; None if not.
+
+    Only calls are compared that both ranks remember.
 
     Args:
         group: The group.
@@ -228,10 +237,12 @@ def _other_name(group: str, first: int, first_report: Report, report: Report) ->
     return None
 
 
-def _crossed(
+def _find_crossed_waits(
     rank: int, reports: Mapping[int, Report], waiting: Mapping[str, list[int]]
 ) -> Difference | None:
     """Return a difference if a rank and another one wait for each other, in calls of two groups.
+
+    Neither has made the other's call yet. None if there is no such rank.
 
     Args:
         rank: The rank.

@@ -35,12 +35,17 @@ __all__ = [
 
 
 def send(obj: Any, dest_rank: int, rank_type: RankType) -> None:
-    """Send an object to one rank, which calls ``recv_from``.
+    """Send an object to one rank, which calls ``recv_from``. Returns when the object is sent.
 
     Args:
         obj: Any object that can be pickled, also tensors.
         dest_rank: The receiver.
         rank_type: Kind of ``dest_rank``, in this rank's group of this kind.
+
+    Raises:
+        TypeError: ``rank_type`` is not a ``RankType``.
+        ValueError: The receiver does not exist, or is this process.
+        SMPRuntimeError: ``smp.init`` has not been called.
     """
     _send(_packed(obj), _global_rank(dest_rank, rank_type))
 
@@ -48,13 +53,20 @@ def send(obj: Any, dest_rank: int, rank_type: RankType) -> None:
 def recv_from(src_rank: int, rank_type: RankType) -> Any:
     """Receive the next object that a rank sends to this one with ``send`` or ``broadcast``.
 
-    Tensors from a GPU arrive on the current device of this rank.
+    Waits for the object, and returns it. Tensors from a GPU arrive on the current device of this
+    rank.
 
     Args:
         src_rank: The sender.
         rank_type: Kind of ``src_rank``, in this rank's group of this kind.
+
+    Raises:
+        TypeError: ``rank_type`` is not a ``RankType``.
+        ValueError: The sender does not exist, or is this process.
+        SMPRuntimeError: ``smp.init`` has not been called.
     """
     source = _global_rank(src_rank, rank_type)
+    # First the number of bytes, then the bytes.
     length = torch.zeros(1, dtype=torch.int64)
     dist.recv(length, source, group=state.groups.objects)
     data = torch.empty(int(length), dtype=torch.uint8)
@@ -156,22 +168,29 @@ def _global_rank(place: int, rank_type: RankType) -> int:
 
 
 def _packed(obj: Any) -> torch.Tensor:
-    """Return an object as bytes."""
+    """Return an object as bytes: a tensor of uint8."""
     buffer = io.BytesIO()
     torch.save(obj, buffer)
     return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
 
 
 def _unpacked(data: torch.Tensor) -> Any:
-    """Return the object; a tensor of another rank's GPU comes to this rank's."""
+    """Return the object of which `_packed` has made these bytes.
+
+    A tensor of another rank's GPU comes to this rank's.
+    """
 
     def place(storage: Any, location: str) -> Any:
-        return storage.cuda(torch.cuda.current_device()) if location.startswith("cuda") else storage
+        """Return the memory of a tensor on this rank's device, as `torch.load` asks for."""
+        if location.startswith("cuda"):
+            return storage.cuda(torch.cuda.current_device())
+        return storage
 
     # It is a rank of this job that sent the object, and it may be of any class.
     return torch.load(io.BytesIO(data.numpy().tobytes()), map_location=place, weights_only=False)
 
 
 def _send(data: torch.Tensor, destination: int) -> None:
+    """Send the number of bytes, and the bytes, to a global rank."""
     dist.send(torch.tensor([data.numel()]), destination, group=state.groups.objects)
     dist.send(data, destination, group=state.groups.objects)

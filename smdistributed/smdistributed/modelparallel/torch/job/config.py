@@ -194,8 +194,8 @@ class Config:
         Raises:
             SMPConfigError: The configuration cannot work. The error has all problems.
         """
-        values, problems = _with_new_names(parameters or {}, "smp.init")
-        job_values, job_problems = _of_environment(environment)
+        values, problems = _rename_old_keys(parameters or {}, "smp.init")
+        job_values, job_problems = _read_environment(environment)
         values |= job_values
         problems += job_problems
         valid: dict[str, Any] = {}
@@ -208,15 +208,16 @@ class Config:
             else:
                 invalid_keys.add(key)
                 problems.append(f"{key} = {value!r}: must be {RANGES[key]}")
-        _warn(values)
+        _warn_of_keys(values)
 
+        # Defaults that depend on other keys.
         optimizes_speed = valid.get("optimize") == "speed"
         valid.setdefault("memory_weight", 0.2 if optimizes_speed else cls.memory_weight)
         valid.setdefault("active_microbatches", valid.get("pipeline_parallel_degree", 1) + 2)
         config = cls(**valid)
-        rules = _rules(config, valid)
+        rules = _apply_rules(config, valid)
         if world is not None:
-            rules += _rules_of_size(config, world)
+            rules += _apply_size_rules(config, world)
         for rule in rules:
             # A rule is only checked for values that are valid by themselves.
             if rule.is_broken and invalid_keys.isdisjoint(rule.keys):
@@ -231,8 +232,12 @@ class Config:
         return config
 
 
-def _of_environment(environment: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of the job's variable, and their problems."""
+def _read_environment(environment: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of the job's variable ``SM_HP_MP_PARAMETERS``, and their problems.
+
+    Returns:
+        (key -> value, texts of the problems). Both are empty without the variable.
+    """
     text = environment.get(VARIABLE, "").strip()
     try:
         values = json.loads(text or "{}")
@@ -240,15 +245,18 @@ def _of_environment(environment: Mapping[str, str]) -> tuple[dict[str, Any], lis
         return {}, [f"{VARIABLE} = {text!r}: must be a JSON object ({error})"]
     if not isinstance(values, dict):
         return {}, [f"{VARIABLE} = {text!r}: must be a JSON object"]
-    return _with_new_names(values, VARIABLE)
+    return _rename_old_keys(values, VARIABLE)
 
 
-def _with_new_names(values: Any, source: str) -> tuple[dict[str, Any], list[str]]:
+def _rename_old_keys(values: Any, source: str) -> tuple[dict[str, Any], list[str]]:
     """Return the values with the new names of their keys, and their problems.
 
     Args:
-        values: A dictionary. Keys without a value are left out.
-        source: Words for the dictionary, in a problem.
+        values: A dictionary. Keys for which None means no value are left out, if they have None.
+        source: Words for the dictionary, in a problem, such as "smp.init".
+
+    Returns:
+        (key -> value, texts of the problems). Anything but a dictionary is a problem.
     """
     if not isinstance(values, Mapping):
         return {}, [f"{source} was given {values!r}: must be a dictionary"]
@@ -267,18 +275,28 @@ def _with_new_names(values: Any, source: str) -> tuple[dict[str, Any], list[str]
     return renamed, problems
 
 
-def _rules(config: Config, values: Mapping[str, Any]) -> list[_Rule]:
-    """Apply the rules of parameters.json to a configuration.
+def _apply_rules(config: Config, values: Mapping[str, Any]) -> list[_Rule]:
+    """Return the rules of parameters.json, each applied to a configuration.
 
     Args:
         config: The configuration.
         values: The values that were set, without the defaults.
     """
-    return [_rule(kind, key, other, config, values) for kind, key, other in _TABLE["rules"]]
+    return [_apply_rule(kind, key, other, config, values) for kind, key, other in _TABLE["rules"]]
 
 
-def _rule(kind: str, key: str, other: str, config: Config, values: Mapping[str, Any]) -> _Rule:
-    """Apply a rule between two keys to a configuration."""
+def _apply_rule(
+    kind: str, key: str, other: str, config: Config, values: Mapping[str, Any]
+) -> _Rule:
+    """Return a rule between two keys, applied to a configuration.
+
+    Args:
+        kind: The kind of the rule, as in parameters.json, such as "needs".
+        key: The first key.
+        other: The second key.
+        config: The configuration.
+        values: The values that were set, without the defaults.
+    """
     value, other_value = getattr(config, key), getattr(config, other)
     unset = f"needs {other} = True, which is not set"
     match kind:
@@ -311,8 +329,13 @@ def _is_on(value: Any) -> bool:
     return value is True or value > 1
 
 
-def _rules_of_size(config: Config, world: int) -> list[_Rule]:
-    """Apply the rules about the number of ranks to a configuration."""
+def _apply_size_rules(config: Config, world: int) -> list[_Rule]:
+    """Return the rules about the number of ranks, each applied to a configuration.
+
+    Args:
+        config: The configuration.
+        world: Number of ranks of the job.
+    """
     pipeline, tensor = config.pipeline_parallel_degree, config.tensor_parallel_degree
     sharded = config.sharded_data_parallel_degree
     parallel = pipeline * tensor
@@ -340,8 +363,12 @@ def _rules_of_size(config: Config, world: int) -> list[_Rule]:
     return [degrees_divide, replicas_need_ddp, shards_divide]
 
 
-def _warn(values: Mapping[str, Any]) -> None:
-    """Warn of unknown keys, and of keys without effect."""
+def _warn_of_keys(values: Mapping[str, Any]) -> None:
+    """Warn of unknown keys, with a suggestion for a similar one, and of keys without effect.
+
+    Args:
+        values: Key -> value, as the script and the job have set them.
+    """
     unknown = []
     unknown_keys = [key for key in values if key not in RANGES and key not in IGNORED]
     for key in sorted(unknown_keys, key=str):

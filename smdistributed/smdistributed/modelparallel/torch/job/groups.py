@@ -22,9 +22,12 @@ class Groups(dict[CommGroup, dist.ProcessGroup]):
 
 
 def make_groups(topology: Topology) -> Groups:
-    """Create all process groups of a job. Collective.
+    """Create all process groups of a job, and return those of this rank. Collective.
 
     Groups of two kinds with the same members are one process group.
+
+    Raises:
+        SMPRuntimeError: torch.distributed is not initialized.
     """
     world = _default_group()
     all_ranks = tuple(range(topology.world))
@@ -42,6 +45,11 @@ def make_groups(topology: Topology) -> Groups:
 
 
 def _default_group() -> dist.ProcessGroup:
+    """Return torch's group of all ranks.
+
+    Raises:
+        SMPRuntimeError: torch.distributed is not initialized.
+    """
     world = dist.group.WORLD
     if world is None:
         raise SMPRuntimeError("torch.distributed is not initialized: call smp.init() first")

@@ -16,7 +16,11 @@ from .topology import CommGroup
 LIMIT = 300.0
 """Seconds that a rank waits for the others, which may still write a file or end an evaluation."""
 
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.001, 0.05
+"""Seconds between two looks into the store. They double, because most calls are made at once."""
+
 _calls: collections.Counter[str] = collections.Counter()
+"""Name of a call and its group in the store -> number of such calls of this rank."""
 
 
 def meet(call: str, group: CommGroup = CommGroup.MP_GROUP) -> None:
@@ -37,12 +41,23 @@ def meet(call: str, group: CommGroup = CommGroup.MP_GROUP) -> None:
 
 
 def _wait_for_all(call: str, group: CommGroup, members: tuple[int, ...]) -> None:
+    """Store that this rank has made a call, and wait until all ranks of a group have.
+
+    Args:
+        call: The script's call.
+        group: Kind of the group.
+        members: Global ranks of the group.
+
+    Raises:
+        StepError: Some ranks have not made the call after ``LIMIT`` seconds.
+    """
+    # The number distinguishes several calls of one function.
     base = f"smp/meet/{group.name}/{'.'.join(map(str, members))}/{call}"
     _calls[base] += 1
     keys = {member: f"{base}/{_calls[base]}/{member}" for member in members}
     store = dist.distributed_c10d._get_default_store()  # noqa: SLF001  there is no public name
     store.set(keys[state.topo.rank], "")
-    end, pause = time.monotonic() + LIMIT, 0.001
+    end, pause = time.monotonic() + LIMIT, _FIRST_PAUSE_SECONDS
     while True:
         missing = [member for member, key in keys.items() if not store.check([key])]
         if not missing:
@@ -54,4 +69,4 @@ def _wait_for_all(call: str, group: CommGroup, members: tuple[int, ...]) -> None
                 f"Every rank of {group.name} must call it: {', '.join(map(str, members))}"
             )
         time.sleep(pause)
-        pause = min(pause * 2, 0.05)
+        pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)

@@ -140,11 +140,21 @@ def get_world_process_group() -> dist.ProcessGroup:
 
 
 def _topology() -> Topology:
+    """Return the topology of the job.
+
+    Raises:
+        SMPRuntimeError: ``smp.init`` has not been called.
+    """
     if not state.initialized:
         raise SMPRuntimeError("this process has no rank yet: call smp.init() first")
     return state.topo
 
 
 def _process_group(kind: CommGroup) -> dist.ProcessGroup:
-    _topology()
+    """Return this rank's process group of a kind.
+
+    Raises:
+        SMPRuntimeError: ``smp.init`` has not been called.
+    """
+    _topology()  # raises the error
     return state.groups[kind]

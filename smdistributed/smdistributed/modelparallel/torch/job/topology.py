@@ -93,7 +93,10 @@ class Topology:
         }
 
     def coords(self, rank: int) -> dict[str, int]:
-        """Return the coordinates of a global rank, for example ``{"P": 1, "T": 0, "D": 0}``."""
+        """Return the coordinates of a global rank, for example ``{"P": 1, "T": 0, "D": 0}``.
+
+        The last letter of the placement varies fastest over the ranks.
+        """
         coordinates = {}
         for letter in reversed(self.placement):
             rank, coordinates[letter] = divmod(rank, self.degree[letter])

@@ -38,13 +38,20 @@ _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 
 
 @dataclass(frozen=True)
 class _Place:
-    """The place of a tensor in its storage, in elements."""
+    """The place of a tensor in its storage, in elements.
+
+    Attributes:
+        size: Its shape.
+        stride: Its strides.
+        offset: Index of its first element.
+    """
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
 
     def of(self, base: torch.Tensor) -> torch.Tensor:
+        """Return the tensor at this place in another storage, which a flat tensor has."""
         return base.as_strided(self.size, self.stride, self.offset)
 
 
@@ -63,6 +70,7 @@ class _Blank:
     writes: list[Callable[[torch.Tensor], object]] = field(default_factory=list)
 
     def fill(self, base: torch.Tensor) -> None:
+        """Run the recorded operations on other memory, a flat tensor of as many elements."""
         with torch.no_grad():
             for write in self.writes:
                 write(base)
@@ -127,6 +135,13 @@ def put_slice(
 ) -> None:
     """Copy part ``index`` of ``degree`` equal parts of an axis, now or when the target is
     materialized.
+
+    Args:
+        target: Gets the part. If the source is delayed, it becomes delayed, too.
+        source: The full tensor.
+        axis: The axis that is divided.
+        degree: Number of parts.
+        index: Number of the part, from 0.
     """
     blank = _blanks.get(_address(source))
     if blank is None:
@@ -136,6 +151,7 @@ def put_slice(
     place = _place(source)
 
     def write(base: torch.Tensor) -> None:
+        """Fill the full tensor, and copy the part into the target's memory."""
         full = torch.empty(blank.count, dtype=blank.dtype)
         blank.fill(full)
         part = place.of(full).chunk(degree, axis)[index]
@@ -149,6 +165,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A mode of torch that creates blank storages, and records the writes to them."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Record a write to a blank storage, or call the function. torch calls this.
+
+        If the function does more with a blank storage than write to it, the storage is filled.
+        """
         kwargs = kwargs or {}
         if func is _empty:
             return _new(*args, **kwargs)
@@ -185,6 +205,10 @@ def _new(size: Any, *rest: Any, **options: Any) -> torch.Tensor:
 
 
 def _make_blank(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor of zeros that takes no memory, and record its storage as blank.
+
+    The record is removed with the memory.
+    """
     count = math.prod(size)
     memory, base = _map(count, dtype)
     address = _address(base)
@@ -226,7 +250,15 @@ def _can_be_noted(
 
 
 def _note(func: Any, leaves: list[Any], spec: pytree.TreeSpec) -> None:
-    """Record a call that writes to a blank storage."""
+    """Record a call that writes to a blank storage. It does not run now.
+
+    A call that draws random numbers runs once on other memory, so that the generator advances.
+
+    Args:
+        func: The function.
+        leaves: Its arguments, flat. The first one is the tensor that is written.
+        spec: Their structure.
+    """
     target, blank = leaves[0], _blanks[_address(leaves[0])]
     place = _place(target)
     # The other arguments may change before the call runs: keep copies.
@@ -235,10 +267,12 @@ def _note(func: Any, leaves: list[Any], spec: pytree.TreeSpec) -> None:
     state = torch.get_rng_state() if is_random else None
 
     def run(tensor: torch.Tensor) -> None:
+        """Call the function on another tensor."""
         args, kwargs = pytree.tree_unflatten([tensor, *rest], spec)
         func(*args, **kwargs)
 
     def write(base: torch.Tensor) -> None:
+        """Call the function as it was recorded, on memory that is allocated now."""
         if state is not None:
             torch.set_rng_state(state)
         run(place.of(base))
@@ -253,7 +287,7 @@ def _note(func: Any, leaves: list[Any], spec: pytree.TreeSpec) -> None:
 
 
 def _fill_now(tensor: torch.Tensor) -> None:
-    """Run the recorded operations of a blank storage."""
+    """Run the recorded operations of a tensor's storage, which is blank no longer."""
     blank = _blanks.pop(_address(tensor), None)
     if blank is not None:
         with _random_state_kept():
@@ -270,11 +304,13 @@ def _is_view(func: Any) -> bool:
 
 
 def _schema(func: Any) -> Any:
+    """Return torch's schema of a function: its arguments, and which of them it writes to."""
     return func._schema  # noqa: SLF001  torch has no public name for what an operation writes to
 
 
 @contextlib.contextmanager
 def _random_state_kept() -> Iterator[None]:
+    """Restore torch's generator of random numbers at the end of a block."""
     state = torch.get_rng_state()
     try:
         yield
@@ -283,16 +319,19 @@ def _random_state_kept() -> Iterator[None]:
 
 
 def _bytes_of(dtype: torch.dtype) -> int:
+    """Return the bytes of an element of a floating-point type."""
     return torch.finfo(dtype).bits // 8
 
 
 def _address(tensor: torch.Tensor) -> int:
+    """Return the address of a tensor's storage in host memory; 0 for a tensor without one."""
     if tensor.layout != torch.strided or tensor.device.type != "cpu":
         return 0
     return tensor.untyped_storage().data_ptr()
 
 
 def _place(tensor: torch.Tensor) -> _Place:
+    """Return the place of a tensor in its storage."""
     return _Place(tuple(tensor.size()), tuple(tensor.stride()), int(tensor.storage_offset()))
 
 

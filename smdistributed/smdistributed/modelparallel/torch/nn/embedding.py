@@ -74,7 +74,7 @@ class DistributedEmbedding(DistributedModule):
         return (), {name: getattr(module, name) for name in names}
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the vectors of this rank's samples."""
+        """Return the vectors of this rank's samples. Collective over tensor ranks."""
         group = tensor_group()
         if same_samples():
             return gather_last(self._look_up(ids), group)
@@ -89,6 +89,7 @@ class DistributedEmbedding(DistributedModule):
         return torch.cat(list(own_columns), -1)
 
     def _look_up(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return this rank's columns of the vectors."""
         return functional.embedding(
             ids, self.weight, self.padding_idx, scale_grad_by_freq=self.scale_grad_by_freq
         )

@@ -73,6 +73,13 @@ class DistributedConv1D(DistributedModule):
 
 
 def _multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return the outputs of a linear layer for this rank's samples. Collective over tensor ranks.
+
+    Args:
+        x: This rank's samples, with all input channels.
+        weight: This rank's part: (output channels, a part of the input channels).
+        bias: The full bias, or None.
+    """
     group = tensor_group()
     if same_samples():
         y = total(functional.linear(slice_last(x, group), weight), group)

@@ -62,7 +62,9 @@ _registered: dict[type[nn.Module], _Entry] = {
     nn.LayerNorm: _Entry(DistributedLayerNorm),
     FusedLayerNorm: _Entry(DistributedLayerNorm),
 }
-_open: list[tuple[bool, dict[str, object]]] = []
+"""Class of a module -> its replacement. Scripts add more with `tp_register`."""
+_open_contexts: list[tuple[bool, dict[str, object]]] = []
+"""(enabled, config) of the open contexts `tensor_parallelism`, the innermost last."""
 
 
 @contextlib.contextmanager
@@ -76,11 +78,11 @@ def tensor_parallelism(enabled: bool = True, **config: object) -> Iterator[None]
         config: Arguments of the distributed modules, instead of those of the originals. Arguments
             that a module does not have are ignored.
     """
-    _open.append((enabled, config))
+    _open_contexts.append((enabled, config))
     try:
         yield
     finally:
-        _open.pop()
+        _open_contexts.pop()
 
 
 def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **config: object) -> None:
@@ -106,8 +108,8 @@ def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **config: ob
 
 def tag(module: nn.Module) -> None:
     """Mark a new module with the innermost context of ``tensor_parallelism``."""
-    if _open:
-        object.__setattr__(module, "_smp_tp", _open[-1])
+    if _open_contexts:
+        object.__setattr__(module, "_smp_tp", _open_contexts[-1])
 
 
 def tp_register_with_module(
@@ -177,14 +179,15 @@ def distribute(root: nn.Module, degree: int) -> nn.Module:
     done: dict[int, nn.Module] = {}
 
     def visit(module: nn.Module, name: str) -> nn.Module:
+        """Return a module, or its replacement; replace the modules below it."""
         if id(module) in done:
             return done[id(module)]
         enabled, config = getattr(module, "_smp_tp", (False, {}))
-        entry = _entry(type(module)) if enabled else None
+        entry = _find_entry(type(module)) if enabled else None
         if entry is not None:
             try:
-                _check(module, holders)
-                done[id(module)] = _replacement(module, name, entry, config, degree)
+                _check_replaceable(module, holders)
+                done[id(module)] = _make_replacement(module, name, entry, config, degree)
                 return done[id(module)]
             except NotSplitError as error:
                 if state.topo.rank == 0:
@@ -204,13 +207,22 @@ def distribute(root: nn.Module, degree: int) -> nn.Module:
 
 
 def _check_class(cls: object, base: type, name: str) -> None:
-    """Refuse a value that is no subclass of ``base``."""
+    """Refuse a value that is no subclass of ``base``.
+
+    Args:
+        cls: The value.
+        base: The class.
+        name: Name of this class, for the error.
+
+    Raises:
+        TypeError: The value is no such class.
+    """
     if not isinstance(cls, type) or not issubclass(cls, base):
         raise TypeError(f"tp_register: {cls!r} is not a subclass of {name}")
 
 
-def _entry(cls: type[nn.Module]) -> _Entry | None:
-    """Return the replacement for a class, or None."""
+def _find_entry(cls: type[nn.Module]) -> _Entry | None:
+    """Return the replacement for the modules of a class; None if they are not split."""
     if cls in _registered:
         return _registered[cls]
     # By its name, because this library does not import transformers.
@@ -234,8 +246,8 @@ class _Hooked:
         return self.entry.return_hook(result)
 
 
-def _check(module: nn.Module, holders: Counter[int]) -> None:
-    """Check that a module can be replaced.
+def _check_replaceable(module: nn.Module, holders: Counter[int]) -> None:
+    """Check that a module can be replaced, and nothing but its class is lost.
 
     Args:
         module: The module.
@@ -256,10 +268,19 @@ def _check(module: nn.Module, holders: Counter[int]) -> None:
         raise NotSplitError("it has hooks or a forward of its own")
 
 
-def _replacement(
+def _make_replacement(
     module: nn.Module, name: str, entry: _Entry, config: dict[str, object], degree: int
 ) -> DistributedModule:
     """Return the replacement of a module, with the module's values.
+
+    The generator of random numbers does not advance, if all values are the module's.
+
+    Args:
+        module: The module.
+        name: Its name in the model, for errors.
+        entry: The class of the replacement, with its hooks.
+        config: Arguments in the place of the original's.
+        degree: The tensor-parallel degree.
 
     Raises:
         NotSplitError: The arguments of the module are unknown, or it cannot be split.
@@ -287,7 +308,7 @@ def _replacement(
     complete = True
     try:
         new = entry.target(*bound.args, **bound.kwargs)
-        complete = _take_values(new, module, degree)
+        complete = _copy_values(new, module, degree)
     finally:
         # All random values of the new module are overwritten: draw the same ones as without it.
         if complete:
@@ -300,7 +321,7 @@ def _replacement(
     return new.train(module.training)
 
 
-def _take_values(new: nn.Module, old: nn.Module, degree: int) -> bool:
+def _copy_values(new: nn.Module, old: nn.Module, degree: int) -> bool:
     """Copy the values of tensors with equal names, or this rank's slices of them.
 
     Args:
@@ -315,6 +336,7 @@ def _take_values(new: nn.Module, old: nn.Module, degree: int) -> bool:
     index, complete = tensor_group().rank(), True
     for name, tensor in [*new.named_parameters(), *new.named_buffers()]:
         source = sources.get(name)
+        # A split tensor has a part of the original's size along its axis.
         axis = getattr(tensor, "_smp_axis", None)
         size = list(tensor.shape)
         if axis is not None:
@@ -339,6 +361,7 @@ def _keep_arguments(cls: type[nn.Module]) -> None:
 
     @functools.wraps(init)
     def keeping_init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        """Store the arguments, and initialize. An object of a subclass has other arguments."""
         if type(self) is cls:
             object.__setattr__(self, "_smp_arguments", (args, kwargs))
         init(self, *args, **kwargs)

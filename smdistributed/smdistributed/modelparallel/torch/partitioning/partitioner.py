@@ -62,8 +62,8 @@ def partition(root: Node, degree: int, memory_weight: float) -> dict[str, int]:
     """
     tree = _Tree(root, memory_weight)
     atoms = tree.atoms(degree)
-    atom_of = _atom_of(tree, {atom.name: i for i, atom in enumerate(atoms)})
-    groups = sorted(_groups(tree, atom_of, len(atoms)), key=min)
+    atom_of = _find_atom_of_each_node(tree, {atom.name: i for i, atom in enumerate(atoms)})
+    groups = sorted(_find_groups_of_atoms(tree, atom_of, len(atoms)), key=min)
     costs = [sum(tree.atom_cost[atoms[i].name] for i in group) for group in groups]
     device_of_atom: dict[int, int] = {}
     for group, device in zip(groups, split(costs, degree), strict=True):
@@ -85,7 +85,7 @@ def split(costs: Sequence[float], degree: int) -> list[int]:
     for cost in costs:
         before.append(before[-1] + cost)
     # Sums of the same items differ in their last bits if they start at other items.
-    bound = _smallest_largest(before, runs) * (1 + 1e-9)
+    bound = _find_smallest_bound(before, runs) * (1 + 1e-9)
     first = [0]  # for each end the start of the longest run that may end there
     for end in range(1, count + 1):
         start = first[-1]
@@ -95,18 +95,19 @@ def split(costs: Sequence[float], degree: int) -> list[int]:
     squares: dict[int, float] = {0: 0.0}
     starts: list[dict[int, int]] = []
     for _ in range(runs):
-        squares, start_of = _one_more_run(before, squares, first)
+        squares, start_of = _add_run(before, squares, first)
         starts.append(start_of)
-    out = [0] * count
+    # From the last run back to the first: each start is the end of the run before.
+    run_of_item = [0] * count
     end = count
     for run in range(runs, 0, -1):
         start = starts[run - 1][end]
-        out[start:end] = [run - 1] * (end - start)
+        run_of_item[start:end] = [run - 1] * (end - start)
         end = start
-    return out
+    return run_of_item
 
 
-def _smallest_largest(before: Sequence[float], runs: int) -> float:
+def _find_smallest_bound(before: Sequence[float], runs: int) -> float:
     """Return the smallest possible largest sum of a run, by bisection.
 
     Args:
@@ -115,6 +116,7 @@ def _smallest_largest(before: Sequence[float], runs: int) -> float:
     """
 
     def fits(bound: float) -> bool:
+        """Return whether runs with sums of at most ``bound`` reach the last item."""
         end = 0
         for _ in range(runs):
             end = bisect.bisect_right(before, before[end] + bound) - 1
@@ -130,7 +132,7 @@ def _smallest_largest(before: Sequence[float], runs: int) -> float:
     return high
 
 
-def _one_more_run(
+def _add_run(
     before: Sequence[float], squares: Mapping[int, float], first: Sequence[int]
 ) -> tuple[dict[int, float], dict[int, int]]:
     """Add a run to the best divisions of the items before it.
@@ -224,15 +226,18 @@ class _Tree:
         self.atom_cost: dict[str, float] = {}
 
     def parts(self, node: Node) -> list[Node]:
-        """Return the children that need not be with their parent, in the order of execution."""
+        """Return the children that need not be with their parent, in the order of execution.
+
+        Children that are never called are left out: they stay with the parent.
+        """
         children = []
         for child in node.children:
             if not child.attached and self.order[child.name] is not None:
                 children.append(child)
         return sorted(children, key=lambda c: (self.order[c.name] or 0, self.index[c.name]))
 
-    def divisible(self, node: Node) -> bool:
-        """Return whether a node can be split."""
+    def is_divisible(self, node: Node) -> bool:
+        """Return whether a node can be split: it has children that may be on other devices."""
         return not node.whole and bool(self.parts(node))
 
     def divides_shared(self, node: Node) -> bool:
@@ -248,11 +253,17 @@ class _Tree:
         return False
 
     def atoms(self, degree: int) -> list[Node]:
-        """Return the nodes that are not split further, in the order of their execution."""
+        """Return the nodes that are not split further, in the order of their execution.
+
+        Their costs are stored in ``atom_cost``.
+
+        Args:
+            degree: Number of devices. There may be fewer atoms, if no more nodes can be split.
+        """
         atoms = self._expand(self.root, 0.0, 1 / degree)
         # With fewer atoms than devices the costliest ones are split further.
         while len(atoms) < degree:
-            divisible_atoms = [atom for atom in atoms if self.divisible(atom)]
+            divisible_atoms = [atom for atom in atoms if self.is_divisible(atom)]
             if not divisible_atoms:
                 break
             node = max(divisible_atoms, key=lambda atom: self.atom_cost[atom.name])
@@ -264,7 +275,7 @@ class _Tree:
         return atoms
 
     def _expand(self, node: Node, extra: float, share: float) -> list[Node]:
-        """Return the atoms of a subtree.
+        """Return the atoms of a subtree, in the order of their execution, and store their costs.
 
         Args:
             node: The root of the subtree.
@@ -274,7 +285,7 @@ class _Tree:
         self.atom_cost[node.name] = self.cost[node.name] + extra
         # A block that fits is not split: a split would only add messages.
         fits = self.cost[node.name] <= share
-        if not self.divisible(node) or (fits and not self.divides_shared(node)):
+        if not self.is_divisible(node) or (fits and not self.divides_shared(node)):
             return [node]
         atoms = []
         for part, part_extra in self._divide(node, extra):
@@ -285,6 +296,10 @@ class _Tree:
         """Return the parts of a node, each with the cost of the node that it bears.
 
         The first part bears all of this cost, because the node itself is on the same device.
+
+        Args:
+            node: The node.
+            extra: Cost of nodes above that this node bears.
         """
         parts = self.parts(node)
         names = {part.name for part in parts}
@@ -294,7 +309,7 @@ class _Tree:
         return pairs
 
 
-def _atom_of(tree: _Tree, place: Mapping[str, int]) -> dict[str, int]:
+def _find_atom_of_each_node(tree: _Tree, place: Mapping[str, int]) -> dict[str, int]:
     """Return the number of the atom that each node is placed with.
 
     A node that was split is placed with its first part.
@@ -327,10 +342,15 @@ def _atom_of(tree: _Tree, place: Mapping[str, int]) -> dict[str, int]:
     return atom_of
 
 
-def _groups(tree: _Tree, atom_of: Mapping[str, int], count: int) -> list[set[int]]:
+def _find_groups_of_atoms(tree: _Tree, atom_of: Mapping[str, int], count: int) -> list[set[int]]:
     """Return disjoint sets of atoms that share parameters, and so must be together.
 
     An atom that shares nothing is a set of its own.
+
+    Args:
+        tree: The tree.
+        atom_of: Name of a node -> number of its atom.
+        count: Number of atoms.
     """
     group_of = {i: {i} for i in range(count)}
     for holders in tree.holders.values():

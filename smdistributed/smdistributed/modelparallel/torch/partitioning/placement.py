@@ -22,15 +22,19 @@ from smdistributed.modelparallel.torch.job.state import state
 from smdistributed.modelparallel.torch.job.wrapped import wrapped
 from trainworks_smdistributed import emulation
 
-_open: list[int] = []
+_open_partitions: list[int] = []
+"""The partitions of the open contexts `partition`, the innermost last."""
 _module_init = tnn.Module.__init__
 
 
 def _tagging_init(self: tnn.Module, *args: Any, **kwargs: Any) -> None:
-    """Tag a module with the contexts in which it is created."""
+    """Initialize a module, and tag it with the contexts in which it is created.
+
+    Replaces ``torch.nn.Module.__init__``. The tags are attributes of the module.
+    """
     _module_init(self, *args, **kwargs)
-    if _open:
-        object.__setattr__(self, "_smp_partition", _open[-1])
+    if _open_partitions:
+        object.__setattr__(self, "_smp_partition", _open_partitions[-1])
     nn.tag(self)
 
 
@@ -46,12 +50,12 @@ def partition(index: int) -> Iterator[None]:
     Raises:
         SMPConfigError: There is no such partition, or ``smp.init`` was not called.
     """
-    _check(index)
-    _open.append(index)
+    _check_partition(index)
+    _open_partitions.append(index)
     try:
         yield
     finally:
-        _open.pop()
+        _open_partitions.pop()
 
 
 def set_partition(module: tnn.Module, index: int) -> None:
@@ -63,7 +67,7 @@ def set_partition(module: tnn.Module, index: int) -> None:
         SMPConfigError: There is no such partition, ``smp.init`` was not called, or the model is
             partitioned already.
     """
-    _check(index)
+    _check_partition(index)
     is_partitioned = wrapped.model is not None and wrapped.model.partitioned
     if is_partitioned and state.cfg.pipeline_parallel_degree > 1:
         raise SMPConfigError(
@@ -140,8 +144,12 @@ def compare(root: tnn.Module, owner: Mapping[str, int]) -> None:
                 )
 
 
-def _check(index: int) -> None:
-    """Refuse a partition that does not exist."""
+def _check_partition(index: int) -> None:
+    """Refuse a partition that does not exist.
+
+    Raises:
+        SMPConfigError: There is no such partition, or ``smp.init`` was not called.
+    """
     if not state.initialized:
         raise SMPConfigError("call smp.init() before smp.partition or smp.set_partition")
     degree = state.cfg.pipeline_parallel_degree
@@ -161,7 +169,7 @@ def device() -> torch.device | None:
 
 
 def gpu_of(local_rank: int, visible: int) -> int:
-    """Return the number of a rank's own GPU, among the visible ones.
+    """Return the number of a rank's own GPU, among the visible ones, from 0.
 
     Schedulers let each rank see one GPU, or all GPUs of its host.
 

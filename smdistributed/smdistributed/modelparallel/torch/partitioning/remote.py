@@ -41,6 +41,11 @@ class _Guard:
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        """Call a function of torch with a remote tensor among its arguments. torch calls this.
+
+        Raises:
+            StepError: The function needs the values, or switches ``requires_grad`` in a step.
+        """
         name = getattr(func, "__name__", str(func))
         is_assignment = name == "__set__"
         if name in ("__get__", "__set__", "__delete__"):
@@ -55,11 +60,11 @@ class _Guard:
         if name == "copy_" and isinstance(args[0], _Guard):
             return args[0]  # load_state_dict: the owner takes the values
         tensor = next(t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, _Guard))
-        full_name, owner, me = tensor._smp_remote  # noqa: SLF001
+        full_name, owner, own_partition = tensor._smp_remote  # noqa: SLF001
         module, _, key = full_name.rpartition(".")
         raise StepError(
             f"{name}: {key!r} of module {module!r} is on partition {owner},"
-            f" and was read on partition {me}.\n"
+            f" and was read on partition {own_partition}.\n"
             "Only the module itself can read its parameters."
             " Put the module that reads them on the same partition with smp.set_partition,"
             " or use local_parameters(), local_state_dict() or state_dict() of the model."
@@ -69,6 +74,10 @@ class _Guard:
 def _check_switch(tensor: Any, value: bool) -> None:
     """Refuse to switch the gradient of a parameter in a step, because its owner does not know the
     moment.
+
+    Args:
+        tensor: The parameter of another partition.
+        value: What ``requires_grad`` would be.
 
     Raises:
         StepError: A step runs, and the value differs.
@@ -101,12 +110,22 @@ class RemoteBuffer(_Guard, torch.Tensor):
 
 
 def _text(tensor: _Guard) -> str:
+    """Return the text for a remote tensor: ``<head.weight, on partition 1>``."""
     name, owner, _ = tensor._smp_remote  # noqa: SLF001
     return f"<{name}, on partition {owner}>"
 
 
-def empty(tensor: torch.Tensor, name: str, owner: int, me: int) -> None:
-    """Free the memory of a parameter or buffer that is on another partition."""
+def empty(tensor: torch.Tensor, name: str, owner: int, own_partition: int) -> None:
+    """Free the memory of a parameter or buffer that is on another partition.
+
+    The object stays, with its shape. Its class changes, so that a use of its values is refused.
+
+    Args:
+        tensor: The parameter or buffer.
+        name: Its name in the model.
+        owner: Its partition.
+        own_partition: This rank's partition.
+    """
     if not tensor.is_meta:
         # A new storage, because other tensors may be in the old one.
         without_memory = torch.empty_strided(
@@ -115,7 +134,7 @@ def empty(tensor: torch.Tensor, name: str, owner: int, me: int) -> None:
         without_memory.untyped_storage().resize_(0)
         tensor.data = without_memory
     tensor.grad = None
-    tensor._smp_remote = (name, owner, me)  # type: ignore[attr-defined]  # noqa: SLF001
+    tensor._smp_remote = (name, owner, own_partition)  # type: ignore[attr-defined]  # noqa: SLF001
     tensor.__class__ = RemoteParameter if isinstance(tensor, nn.Parameter) else RemoteBuffer
 
 
@@ -132,6 +151,11 @@ class _RemoteParameters(dict[str, Any]):
     in_step: Callable[[], bool]
 
     def __setitem__(self, name: str, value: Any) -> None:
+        """Replace a parameter.
+
+        Raises:
+            StepError: A step runs.
+        """
         if self.in_step():
             raise StepError(
                 f"parameter {name!r} of {self.where} was replaced in a step,"
@@ -144,7 +168,7 @@ class _RemoteParameters(dict[str, Any]):
 
 
 def detach_module(module: nn.Module, name: str, in_step: Callable[[], bool]) -> None:
-    """Make a module of another partition only forward calls.
+    """Change a module of another partition so that it only forwards calls to its owner.
 
     Its hooks and its own ``__call__`` run on its owner, once, and not also at the caller. ``to()``,
     ``half()`` and the like skip its tensors.
@@ -169,6 +193,10 @@ def detach_module(module: nn.Module, name: str, in_step: Callable[[], bool]) -> 
 
 
 def _apply_children(module: nn.Module, fn: Callable[..., Any], recurse: bool = True) -> nn.Module:
+    """Apply a function to the tensors of a module's children, and return the module.
+
+    Takes the place of ``Module._apply``, which ``to()`` and ``half()`` call.
+    """
     if recurse:
         for child in module.children():
             child._apply(fn)  # type: ignore[no-untyped-call]  # noqa: SLF001

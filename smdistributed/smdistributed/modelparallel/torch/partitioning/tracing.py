@@ -152,8 +152,8 @@ def unchanged(module: nn.Module) -> Iterator[None]:
     contents: list[tuple[Any, Any]] = []
     for part, own in attributes:
         package = type(part).__module__.partition(".")[0]
-        for cell in containers.cells(own, package):
-            contents.append((cell, containers.content(cell)))
+        for cell in containers.find_containers(own, package):
+            contents.append((cell, containers.read_content(cell)))
     buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
     for part in module.modules():
         for buffer in part.buffers(recurse=False):
@@ -178,7 +178,7 @@ def unchanged(module: nn.Module) -> Iterator[None]:
             part.__dict__.clear()
             part.__dict__.update(own)
         for cell, content in contents:
-            if not containers.same(containers.content(cell), content):
+            if not containers.has_same_items(containers.read_content(cell), content):
                 containers.assign(cell, content)
         with torch.no_grad():
             for buffer, value in buffers:
@@ -196,6 +196,7 @@ def describe(root: nn.Module, trace: Mapping[str, Call]) -> Node:
     visited: set[int] = set()
 
     def visit(name: str, module: nn.Module) -> Node:
+        """Return the node of a module. A module that is there twice has its first place."""
         visited.add(id(module))
         children = []
         for key, child in module.named_children():
@@ -219,6 +220,7 @@ def describe(root: nn.Module, trace: Mapping[str, Call]) -> Node:
 
 def memory_key(tensor: torch.Tensor) -> int:
     """Return a key that is equal for tensors with the same memory."""
+    # A tensor without memory has the address 0.
     address = 0 if tensor.is_meta else tensor.untyped_storage().data_ptr()
     return address or id(tensor)
 
@@ -238,9 +240,10 @@ def _size(tensor: torch.Tensor) -> int:
 
 
 def _bytes(output: Any) -> int:
-    """Return the size of the tensors in an output in bytes."""
+    """Return the size in bytes of all tensors in an output."""
     return sum(map(_size, pytrees.tensors_in(output)))
 
 
 def _copied(values: Any) -> Any:
-    return pytrees.mapped(torch.clone, values)
+    """Return a copy of nested values with copies of their tensors."""
+    return pytrees.map_tensors(torch.clone, values)

@@ -19,7 +19,7 @@ from torch import nn
 from smdistributed.modelparallel.torch.exceptions import StepError
 from smdistributed.modelparallel.torch.transport.pytrees import is_cache_class
 
-_AWAY = "_smp_away"
+_WRITTEN_ELSEWHERE = "_smp_away"
 """Attribute of a layer's entry, set when another rank has written the entry."""
 
 __all__ = ["is_cache", "trim_caches", "without_values"]
@@ -28,8 +28,10 @@ __all__ = ["is_cache", "trim_caches", "without_values"]
 def trim_caches(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Replace the caches in the arguments of a remote call by copies with only the values that the
-    module reads.
+    """Return the arguments of a remote call, with copies of caches that have only the values which
+    the module reads.
+
+    The caches themselves are marked, so that a later call with them is refused.
 
     Args:
         module: The remote module.
@@ -37,30 +39,33 @@ def trim_caches(
         kwargs: Keyword arguments.
 
     Returns:
-        The new arguments.
+        The new arguments; the same ones outside of training, and for a module without layers.
 
     Raises:
         StepError: An earlier call has written these values, and they stayed on the module's rank.
     """
     if not torch.is_grad_enabled() or not any(map(is_cache, (*args, *kwargs.values()))):
         return args, kwargs
-    layers = _layers(module)
+    layers = _numbers_of_layers(module)
     if not layers:
         return args, kwargs
-    new_args = tuple(_trim(value, layers) for value in args)
-    new_kwargs = {name: _trim(value, layers) for name, value in kwargs.items()}
+    new_args = tuple(_trim_cache(value, layers) for value in args)
+    new_kwargs = {name: _trim_cache(value, layers) for name, value in kwargs.items()}
     return new_args, new_kwargs
 
 
 def without_values(outputs: Any) -> Any:
-    """Replace the caches in the outputs of the model by copies without values."""
+    """Return the outputs of the model, with copies of caches that have shapes and no values.
+
+    Outside of training, and without a cache, the outputs are returned themselves.
+    """
     if not torch.is_grad_enabled() or not isinstance(outputs, dict):
         return outputs
     if not any(map(is_cache, outputs.values())):
         return outputs
     result = copy.copy(outputs)
     for name, value in outputs.items():
-        result[name] = _trim(value, frozenset())
+        result[name] = _trim_cache(value, frozenset())
     return result
 
 
@@ -70,7 +75,7 @@ def is_cache(value: Any) -> bool:
     return is_cache_class(kind)
 
 
-def _layers(module: nn.Module) -> frozenset[int]:
+def _numbers_of_layers(module: nn.Module) -> frozenset[int]:
     """Return the numbers of the layers in a module.
 
     An empty set if a layer reads the entries of other layers, too.
@@ -86,8 +91,18 @@ def _layers(module: nn.Module) -> frozenset[int]:
     return frozenset(numbers)
 
 
-def _trim(value: Any, used_layers: AbstractSet[int]) -> Any:
-    """Return a copy of a cache with the values of some layers; any other value unchanged."""
+def _trim_cache(value: Any, used_layers: AbstractSet[int]) -> Any:
+    """Return a copy of a cache with the values of some layers; any other value unchanged.
+
+    The entries of these layers in the cache itself are marked as written on another rank.
+
+    Args:
+        value: The value.
+        used_layers: Numbers of the layers.
+
+    Raises:
+        StepError: An entry was marked by an earlier call.
+    """
     if not is_cache(value):
         return value
     result = copy.copy(value)
@@ -95,7 +110,7 @@ def _trim(value: Any, used_layers: AbstractSet[int]) -> Any:
     if not isinstance(layers, list):
         # The cache of an encoder and a decoder has two caches as attributes.
         for name, attribute in vars(value).items():
-            vars(result)[name] = _trim(attribute, used_layers)
+            vars(result)[name] = _trim_cache(attribute, used_layers)
         return result
     result.layers = []
     for number, layer in enumerate(layers):
@@ -104,14 +119,14 @@ def _trim(value: Any, used_layers: AbstractSet[int]) -> Any:
     for number in used_layers:
         if number >= len(layers):
             continue
-        if _AWAY in vars(layers[number]):
+        if _WRITTEN_ELSEWHERE in vars(layers[number]):
             raise StepError(
                 "the model was called again with the cache of a call before, in training:"
                 " the entries of remote layers stayed on their ranks\n"
                 "Call it once with the whole sequence,"
                 " or place the layers on one partition with smp.set_partition."
             )
-        setattr(layers[number], _AWAY, True)
+        setattr(layers[number], _WRITTEN_ELSEWHERE, True)
     return result
 
 
@@ -119,12 +134,13 @@ def _without_tensors(layer: Any) -> Any:
     """Return a copy of a layer's entry with shapes in the place of tensors."""
     result = copy.copy(layer)
     for name, value in vars(layer).items():
+        # Small tensors, such as a length, are read by all layers.
         if isinstance(value, torch.Tensor) and value.dim() > 1:
-            setattr(result, name, _Shape(value))
+            setattr(result, name, _ShapeOnly(value))
     return result
 
 
-class _Shape:
+class _ShapeOnly:
     """Stands for a tensor that stays on its rank. It arrives as a tensor on the meta device."""
 
     __slots__ = ("_dtype", "_shape")
@@ -133,8 +149,10 @@ class _Shape:
         self._shape, self._dtype = tensor.shape, tensor.dtype
 
     def __reduce__(self) -> Any:
-        return _on_meta, (self._shape, self._dtype)
+        """Return the function that unpickling calls, and its arguments."""
+        return _make_meta_tensor, (self._shape, self._dtype)
 
 
-def _on_meta(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+def _make_meta_tensor(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor without values."""
     return torch.empty(shape, dtype=dtype, device="meta")

@@ -31,7 +31,10 @@ class Uses(NamedTuple):
 
 @functools.lru_cache(None)
 def uses(code: types.CodeType) -> Uses:
-    """Return the variables of outer functions that a function, and the functions in it, use."""
+    """Return the variables of outer functions that a function, and the functions in it, use.
+
+    The instructions are read; the function is not called.
+    """
     used: set[str] = set()
     stored: set[str] = set()
     enclosed = set(code.co_freevars)
@@ -42,6 +45,7 @@ def uses(code: types.CodeType) -> Uses:
             name = instruction.argval
             if not instruction.opname.endswith("DEREF") or name not in outer:
                 continue
+            # STORE_DEREF or DELETE_DEREF.
             if not instruction.opname.startswith("LOAD"):
                 stored.add(name)
             elif not _is_only_written(name, function_instructions[place + 1 :]):
@@ -73,10 +77,13 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 _COPIES = ("COPY", "DUP_TOP", "DUP_TOP_TWO")
+"""Instructions that copy items of the stack; the names differ among releases of Python."""
 _WRITING_METHODS = ("append", "appendleft", "add", "extend", "insert", "update", "clear")
 """Methods of containers that return None."""
 _PUSHES = ("LOAD_FAST", "LOAD_CONST", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_SMALL_INT", "PUSH_NULL")
+"""Beginnings of instructions that push a value, and take none from the stack."""
 _IDLE = ("NOP", "CACHE", "EXTENDED_ARG", "RESUME", "NOT_TAKEN")
+"""Instructions that leave the stack as it is."""
 _JUMPS = {*dis.hasjrel, *dis.hasjabs}
 _STORES_INTO = {"STORE_SUBSCR": 2, "DELETE_SUBSCR": 2, "STORE_SLICE": 3}
 """Instruction that writes into a container -> depth of the container below the top of the stack."""
@@ -101,6 +108,7 @@ def _is_only_written(name: str, following: Sequence[dis.Instruction]) -> bool:
             return depth == _STORES_INTO[opname]
         if depth == 1 and opname == "STORE_DEREF":
             return bool(instruction.argval == name)
+        # ``x[k] += v`` copies the container and the key, and stores into the copy at the end.
         if opname in _COPIES and depth <= 2:
             return depth == 2
         if instruction.opcode in _JUMPS or opname == "SWAP":

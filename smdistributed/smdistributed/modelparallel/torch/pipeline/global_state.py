@@ -32,7 +32,7 @@ __all__ = ["HOOKS", "GlobalState", "package"]
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 """Attributes of a module that have its hooks."""
 
-_FOREIGN = ("torch", "smdistributed", "builtins")
+_FOREIGN_PACKAGES = ("torch", "smdistributed", "builtins")
 
 
 class _Code(NamedTuple):
@@ -46,12 +46,13 @@ class _Code(NamedTuple):
         attributes: Names of attributes that are written.
         read: Names of attributes that are read.
         used: Names of attributes that are read for more than to write them again.
-        draws: Packages with a generator of random numbers that are named.
+        random_packages: Packages with a generator of random numbers that are named.
         bound: Objects that functions are bound to, with words: defaults, arguments of a partial,
             the object of a method.
-        cells: ``id()`` of a variable of an outer function -> (words, name, the variable).
-        stored_cells: ``id()`` of such variables that are assigned to.
-        used_cells: ``id()`` of such variables that are used, and not only written to.
+        closure_variables: ``id()`` of a variable of an outer function -> (words, name, the
+            variable).
+        stored_closure_variables: ``id()`` of such variables that are assigned to.
+        used_closure_variables: ``id()`` of such variables that are used, and not only written to.
     """
 
     variables: dict[int, tuple[dict[str, Any], set[str]]]
@@ -60,14 +61,15 @@ class _Code(NamedTuple):
     attributes: set[str]
     read: set[str]
     used: set[str]
-    draws: set[str]
+    random_packages: set[str]
     bound: list[tuple[str, Any]]
-    cells: dict[int, tuple[str, str, types.CellType]]
-    stored_cells: set[int]
-    used_cells: set[int]
+    closure_variables: dict[int, tuple[str, str, types.CellType]]
+    stored_closure_variables: set[int]
+    used_closure_variables: set[int]
 
 
-def _nothing() -> _Code:
+def _empty_code() -> _Code:
+    """Return a value without names, which the search adds to."""
     stored: dict[int, set[str]] = collections.defaultdict(set)
     return _Code({}, stored, {}, set(), set(), set(), set(), [], {}, set(), set())
 
@@ -76,26 +78,32 @@ class GlobalState:
     """The state outside of the modules of a model that their code names.
 
     Attributes:
-        draws: Packages with generators of random numbers that the code names.
-        written: Names of attributes that forward passes and hooks write.
+        random_packages: Packages with generators of random numbers that the code names.
+        written_attributes: Names of attributes that forward passes and hooks write.
     """
 
     def __init__(self, modules: Sequence[nn.Module] = ()) -> None:
+        """Search the code of modules and of their hooks. It is read, and not run.
+
+        Args:
+            modules: All modules of the model.
+        """
+        # Modules of the same class with the same functions have the same names.
         known: dict[tuple[int, ...], _Code] = {}
         self._code: dict[int, _Code] = {}
         self._hooks: dict[int, _Code] = {}
         for module in modules:
-            own = _held_code(module)
-            if package(type(module)) not in _FOREIGN or own:
+            own = _code_in_attributes(module)
+            if package(type(module)) not in _FOREIGN_PACKAGES or own:
                 key = (id(type(module)), *map(id, own))
                 if key not in known:
-                    known[key] = _code_of(type(module), own)
+                    known[key] = _names_of_class(type(module), own)
                 self._code[id(module)] = known[key]
             hooks = hooks_of(module)
             if hooks:
                 # Only their cells are followed: hooks may collect observations in module-level
                 # variables.
-                self._hooks[id(module)] = _walk(hooks, package(type(module)))
+                self._hooks[id(module)] = _find_names(hooks, package(type(module)))
         stored: dict[int, set[str]] = collections.defaultdict(set)
         attributes: set[str] = set()
         for code in known.values():
@@ -105,11 +113,12 @@ class GlobalState:
         # A variable that is never assigned to, with code or a plain value, cannot change.
         for code in known.values():
             for place, (namespace, names) in code.variables.items():
-                constants = {n for n in names - stored[place] if _stays(namespace.get(n))}
-                names -= constants
-        self._stored, self._attributes = stored, frozenset(attributes)
-        self._read = {
-            (id(code), id(holder)): _attributes(holder, code.read, self._attributes)
+                for name in names - stored[place]:
+                    if _cannot_change(namespace.get(name)):
+                        names.discard(name)
+        self._stored_names, self._written_names = stored, frozenset(attributes)
+        self._read_names = {
+            (id(code), id(holder)): _names_of_attributes(holder, code.read, self._written_names)
             for code in known.values()
             for holder in code.holders.values()
         }
@@ -117,31 +126,47 @@ class GlobalState:
         for module in modules:
             hooks = [hook for kind in HOOKS for hook in module.__dict__[kind].values()]
             by_kind.setdefault(type(module), []).extend(hooks)
-        self.written = frozenset().union(*(_stored(hooks, kind) for kind, hooks in by_kind.items()))
-        self.draws = frozenset().union(*(code.draws for code in known.values()))
-        self._names: dict[int, containers.Names] = {}
+        self.written_attributes = frozenset().union(
+            *(_find_written_attributes(hooks, kind) for kind, hooks in by_kind.items())
+        )
+        self.random_packages = frozenset().union(*(code.random_packages for code in known.values()))
+        self._containers_by_id: dict[int, containers.Namespace] = {}
         every = [*known.values(), *self._hooks.values()]
-        self._used = frozenset().union(*(code.used for code in known.values()))
-        self._stored_cells = frozenset().union(*(code.stored_cells for code in every))
-        self._used_cells = frozenset().union(*(code.used_cells for code in every))
+        self._used_names = frozenset().union(*(code.used for code in known.values()))
+        self._stored_closure_variables = frozenset().union(
+            *(code.stored_closure_variables for code in every)
+        )
+        self._used_closure_variables = frozenset().union(
+            *(code.used_closure_variables for code in every)
+        )
 
-    def of(self, module: nn.Module) -> Iterator[tuple[str, Any]]:
-        """Yield the state that a module can reach, each with a unique name.
+    def iterate_state(self, module: nn.Module) -> Iterator[tuple[str, Any]]:
+        """Yield (name, state) for the state outside of the modules that a module can reach.
 
-        They are containers, and containers that stand for variables which are written.
+        The state is a container, an object, or a container that stands for variables which are
+        written. Each name is unique: the second one of two equal names ends with "(2)".
+
+        Args:
+            module: A module of the model.
         """
         if id(module) not in self._code and id(module) not in self._hooks:
             return
-        home = "" if _installed(type(module)) else package(type(module))
+        home = "" if _is_installed(type(module)) else package(type(module))
         names: collections.Counter[str] = collections.Counter()
-        for name, value in self._of_module(module, home):
+        for name, value in self._iterate_module_state(module, home):
             names[name] += 1
             yield name if names[name] == 1 else f"{name} ({names[name]})", value
 
-    def _of_module(self, module: nn.Module, home: str) -> Iterator[tuple[str, Any]]:
+    def _iterate_module_state(self, module: nn.Module, home: str) -> Iterator[tuple[str, Any]]:
+        """Yield (name, state) as `iterate_state`, with names that may be equal.
+
+        Args:
+            module: A module of the model.
+            home: The package of the module's class; empty for an installed one.
+        """
         code, hooks = self._code.get(id(module)), self._hooks.get(id(module))
         if hooks is not None:
-            yield from self._of_cells(hooks, home)
+            yield from self._iterate_closure_state(hooks, home)
         if code is None:
             return
         for place, (namespace, names) in code.variables.items():
@@ -149,56 +174,71 @@ class GlobalState:
                 value = namespace.get(name)
                 if _is_watched(value, home):
                     yield f"globals()[{name}]", value
-            if names & self._stored.get(place, set()):
+            if names & self._stored_names.get(place, set()):
                 yield (
                     f"globals() of {namespace.get('__name__')}",
-                    self._of(namespace, self._stored[place]),
+                    self._container_of(namespace, self._stored_names[place]),
                 )
         for holder in code.holders.values():
             title = getattr(holder, "__qualname__", holder.__name__)
             of_function = isinstance(holder, types.FunctionType)
-            attributes = self._attributes
+            attributes = self._written_names
             if of_function:
-                attributes = self._attributes & self._used
+                attributes = self._written_names & self._used_names
             if attributes:
-                yield title, self._of(holder, attributes)
-            for name in self._read[id(code), id(holder)]:
+                yield title, self._container_of(holder, attributes)
+            for name in self._read_names[id(code), id(holder)]:
                 value = vars(holder).get(name)
-                if isinstance(value, containers.StandIn):
+                if isinstance(value, containers.AttributeDescriptor):
                     value = value.default
                 if not _is_code(value):
                     yield f"{title}.{name}", value
-        yield from self._of_cells(code, home)
+        yield from self._iterate_closure_state(code, home)
         for title, value in code.bound:
             if _is_watched(value, home):
                 yield title, value
 
-    def _of_cells(self, code: _Code, home: str) -> Iterator[tuple[str, Any]]:
-        """Yield the variables of outer functions that are used."""
-        for place, (title, name, cell) in code.cells.items():
-            if place not in self._used_cells:
+    def _iterate_closure_state(self, code: _Code, home: str) -> Iterator[tuple[str, Any]]:
+        """Yield (name, state) for the variables of outer functions that are used.
+
+        Args:
+            code: The names in the code.
+            home: The package of the module's class; empty for an installed one.
+        """
+        for place, (title, name, cell) in code.closure_variables.items():
+            if place not in self._used_closure_variables:
                 continue
-            if place in self._stored_cells:
-                yield title, self._names.setdefault(place, containers.Enclosed(cell, name))
-            value = containers.content_of(cell)
+            if place in self._stored_closure_variables:
+                yield (
+                    title,
+                    self._containers_by_id.setdefault(
+                        place, containers.ClosureVariable(cell, name)
+                    ),
+                )
+            value = containers.read_cell(cell)
             if not _is_code(value) and _is_watched(value, home):
                 yield f"what is in {title}", value
 
-    def reads(self, name: str) -> bool:
-        """Return whether code of the modules names an attribute."""
+    def names_attribute(self, name: str) -> bool:
+        """Return whether code of the modules reads an attribute of this name, of any object."""
         return any(name in code.read for code in self._code.values())
 
-    def _of(self, holder: Any, names: set[str] | frozenset[str]) -> containers.Names:
+    def _container_of(self, holder: Any, names: set[str] | frozenset[str]) -> containers.Namespace:
         """Return the container of a namespace or class: the same one every time."""
-        container = containers.Names(holder, frozenset(names))
-        return self._names.setdefault(id(holder), container)
+        container = containers.Namespace(holder, frozenset(names))
+        return self._containers_by_id.setdefault(id(holder), container)
 
 
-def _stays(value: Any) -> bool:
-    """Return whether a value is code or plain, and so cannot change in place."""
-    if isinstance(value, torch.Tensor | torch.Generator) or containers.is_outside(value):
+def _cannot_change(value: Any) -> bool:
+    """Return whether a value is code or plain, and so cannot change in place.
+
+    A module outside the model, a tensor and a generator of random numbers can.
+    """
+    if isinstance(value, torch.Tensor | torch.Generator) or containers.is_module_of_other_model(
+        value
+    ):
         return False
-    return isinstance(value, containers.UNOPENED)
+    return isinstance(value, containers.NEVER_SEARCHED)
 
 
 def _is_watched(value: Any, home: str) -> bool:
@@ -209,18 +249,20 @@ def _is_watched(value: Any, home: str) -> bool:
         home: The package of the module's class.
     """
     kind: Any = type(value)
-    if kind in containers.BUILTIN or isinstance(value, weakref.WeakKeyDictionary | threading.local):
+    if kind in containers.BUILTIN_CONTAINERS or isinstance(
+        value, weakref.WeakKeyDictionary | threading.local
+    ):
         return True
     if isinstance(value, types.FunctionType):
         return False
     return (
-        not containers.foreign(kind, home)
-        or containers.has_settings(value)
+        not containers.is_foreign(kind, home)
+        or containers.has_plain_attributes(value)
         or containers.is_leaf(value)
     )
 
 
-def _attributes(holder: Any, read: set[str], stored: frozenset[str]) -> list[str]:
+def _names_of_attributes(holder: Any, read: set[str], stored: frozenset[str]) -> list[str]:
     """Return the names in a class or a Python module that code reads, and that may have a container
     or an object.
 
@@ -242,47 +284,53 @@ def _attributes(holder: Any, read: set[str], stored: frozenset[str]) -> list[str
 def _is_code(value: Any) -> bool:
     """Return whether a value is code, or a plain value."""
     kind: Any = type(value)
-    if kind in containers.BUILTIN or containers.is_outside(value):
+    if kind in containers.BUILTIN_CONTAINERS or containers.is_module_of_other_model(value):
         return False
-    if isinstance(value, containers.UNOPENED):
+    if isinstance(value, containers.NEVER_SEARCHED):
         return True
     return kind.__module__.partition(".")[0] in ("builtins", "smdistributed")
 
 
 def package(kind: type) -> str:
-    """Return the top-level package of a class."""
+    """Return the name of the top-level package of a class, such as "torch"."""
     return kind.__module__.partition(".")[0]
 
 
-def _installed(kind: Any) -> bool:
-    return containers.foreign(kind, "")
+def _is_installed(kind: Any) -> bool:
+    """Return whether a class is of an installed package, and not of the script."""
+    return containers.is_foreign(kind, "")
 
 
 def hooks_of(module: nn.Module) -> list[Any]:
-    """Return the hooks of a module."""
+    """Return the forward and backward hooks of a module, of all kinds."""
     return [hook for kind in HOOKS for hook in module.__dict__[kind].values()]
 
 
-def _held_code(module: nn.Module) -> list[Any]:
-    """Return the functions in the attributes of a module, and the classes of the objects there."""
+def _code_in_attributes(module: nn.Module) -> list[Any]:
+    """Return the functions in the attributes of a module, and the classes of the objects there.
+
+    Hooks are left out. For a module of an installed class there are no classes.
+    """
     home = package(type(module))
     code: list[Any] = []
     for name, value in module.__dict__.items():
         if name in HOOKS:
             continue
-        code += [item for item in (value, *_items(value)) if isinstance(item, _FUNCTIONS)]
-        if home not in _FOREIGN and not _installed(type(module)):
-            objects = map(containers.held, containers.cells(value, home))
+        code += [
+            item for item in (value, *_nested_items(value)) if isinstance(item, _FUNCTION_CLASSES)
+        ]
+        if home not in _FOREIGN_PACKAGES and not _is_installed(type(module)):
+            objects = map(containers.represented_object, containers.find_containers(value, home))
             kinds = dict.fromkeys(map(type, objects))
-            code += [kind for kind in kinds if not containers.foreign(kind, home)]
+            code += [kind for kind in kinds if not containers.is_foreign(kind, home)]
     return code
 
 
-_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+_FUNCTION_CLASSES = (types.FunctionType, types.MethodType, functools.partial)
 
 
-def _items(value: Any) -> Iterator[Any]:
-    """Yield the items of nested tuples, lists and dictionaries."""
+def _nested_items(value: Any) -> Iterator[Any]:
+    """Yield the items of nested tuples, lists and dictionaries, with the inner containers."""
     visited: set[int] = set()
     to_visit = [value]
     while to_visit:
@@ -295,36 +343,36 @@ def _items(value: Any) -> Iterator[Any]:
         to_visit += items
 
 
-def _code_of(kind: type, own: Sequence[Any]) -> _Code:
+def _names_of_class(kind: type, own: Sequence[Any]) -> _Code:
     """Return the names in the methods of a module's class.
 
     Args:
         kind: The class.
         own: Functions and classes of objects that a module has in attributes.
     """
-    if not _installed(kind):
-        return _walk([kind, *own], package(kind))
-    code = _own(kind)
+    if not _is_installed(kind):
+        return _find_names([kind, *own], package(kind))
+    code = _names_of_installed_forward(kind)
     if not own:
         return code
-    return _walk(own, "", code)
+    return _find_names(own, "", code)
 
 
-def _own(kind: Any) -> _Code:
-    """Return the names in the forward of an installed class.
+def _names_of_installed_forward(kind: Any) -> _Code:
+    """Return the names in the forward of an installed class, without those that it writes.
 
     Functions that it calls are not searched, because its package has registries of its own.
     """
-    code = _nothing()
+    code = _empty_code()
     forward = inspect.unwrap(kind.forward)
     if isinstance(forward, types.FunctionType):
-        for value in _named(forward, code):
-            code.draws.update(_generators(value))
+        for value in _add_names(forward, code):
+            code.random_packages.update(_random_packages(value))
     code.attributes.clear()
     return code._replace(stored=collections.defaultdict(set))
 
 
-def _stored(start: Sequence[Any], kind: type) -> set[str]:
+def _find_written_attributes(start: Sequence[Any], kind: type) -> set[str]:
     """Return the names of attributes that functions write, and the functions that they call.
 
     Args:
@@ -334,9 +382,9 @@ def _stored(start: Sequence[Any], kind: type) -> set[str]:
     """
     methods: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
-        if package(base) not in _FOREIGN:
+        if package(base) not in _FOREIGN_PACKAGES:
             methods.update(vars(base))
-    follows_functions = not _installed(kind)
+    follows_functions = not _is_installed(kind)
     written: set[str] = set()
     visited: set[int] = set()
     to_visit = [*start, methods.get("forward"), methods.get("__call__")]
@@ -359,20 +407,24 @@ def _stored(start: Sequence[Any], kind: type) -> set[str]:
                 to_visit.append(methods.get(name))
             elif instruction.opname == "LOAD_GLOBAL" and follows_functions:
                 value = function.__globals__.get(name)
-                if isinstance(value, types.FunctionType) and _ours(value.__module__, package(kind)):
+                if isinstance(value, types.FunctionType) and _is_own_module(
+                    value.__module__, package(kind)
+                ):
                     to_visit.append(value)
     return written
 
 
-def _walk(start: Sequence[Any], home: str, code: _Code | None = None) -> _Code:
+def _find_names(start: Sequence[Any], home: str, code: _Code | None = None) -> _Code:
     """Return the names in functions and classes, and in all functions that they call.
+
+    Functions of other packages are not searched.
 
     Args:
         start: The functions and classes.
-        home: The package that they belong to.
-        code: Names from elsewhere, which are added to.
+        home: The package that they belong to; empty: only the script's own code.
+        code: Names that were found before: this value is added to, and returned. None: a new one.
     """
-    code = code or _nothing()
+    code = code or _empty_code()
     visited: set[int] = set()
     to_visit = list(start)
     while to_visit:
@@ -380,10 +432,10 @@ def _walk(start: Sequence[Any], home: str, code: _Code | None = None) -> _Code:
         if id(value) in visited:
             continue
         visited.add(id(value))
-        draws = list(_generators(value))
-        code.draws.update(draws)
-        owner = getattr(value, "__self__", None)
-        if isinstance(value, _BOUND) and not draws and not _is_code(owner):
+        random_packages = list(_random_packages(value))
+        code.random_packages.update(random_packages)
+        owner = getattr(value, "__self__", None)  # of a method: the object that it is bound to
+        if isinstance(value, _BOUND_CLASSES) and not random_packages and not _is_code(owner):
             code.bound.append((f"the object of {value.__qualname__}", owner))
             to_visit.append(type(owner))
         if isinstance(value, functools.partial):
@@ -393,31 +445,32 @@ def _walk(start: Sequence[Any], home: str, code: _Code | None = None) -> _Code:
         elif isinstance(value, property):
             to_visit += [value.fget, value.fset]
         elif isinstance(value, types.ModuleType):
-            if _ours(value.__name__, home):
+            if _is_own_module(value.__name__, home):
                 code.holders[id(value)] = value
         elif isinstance(value, type):
             for base in value.__mro__:
-                if package(base) not in _FOREIGN and not containers.foreign(base, home):
+                if package(base) not in _FOREIGN_PACKAGES and not containers.is_foreign(base, home):
                     code.holders[id(base)] = base
                     to_visit += vars(base).values()
         elif isinstance(value, types.FunctionType):
-            if _ours(value.__module__, home):
-                to_visit += _named(value, code)
+            if _is_own_module(value.__module__, home):
+                to_visit += _add_names(value, code)
         else:
             # A bound or a static method, a function with a cache, an object with methods.
             to_visit += [getattr(value, name, None) for name in ("__func__", "__wrapped__")]
             kind: type = type(value)
-            if package(kind) not in _FOREIGN and not containers.foreign(kind, home):
+            if package(kind) not in _FOREIGN_PACKAGES and not containers.is_foreign(kind, home):
                 to_visit.append(kind)
     return code
 
 
-_BOUND = (types.MethodType, types.BuiltinMethodType)
+_BOUND_CLASSES = (types.MethodType, types.BuiltinMethodType)
 
 
-def _generators(value: Any) -> Iterator[str]:
-    """Yield the package of a generator of random numbers, if a value is the package or a function
-    of the generator.
+def _random_packages(value: Any) -> Iterator[str]:
+    """Yield "random" or "numpy", if a value is this package or a function of its generator.
+
+    The packages have a generator of random numbers. Nothing is yielded for other values.
     """
     # A function of the generator, such as random.random or numpy.random.rand, is bound to it.
     owner = type(getattr(value, "__self__", None)).__module__
@@ -428,20 +481,36 @@ def _generators(value: Any) -> Iterator[str]:
         yield "numpy"
 
 
-def _ours(name: str | None, home: str) -> bool:
-    """Return whether a Python module is of the script, or of the package ``home``."""
+def _is_own_module(name: str | None, home: str) -> bool:
+    """Return whether a Python module is of the script, or of the package ``home``.
+
+    Args:
+        name: Name of the Python module; None for a function without one.
+        home: The package.
+    """
     if name is None:
         name = ""
+    # `is_foreign` takes a class, so it gets one of this Python module.
     probe = type("", (), {"__module__": name})
-    return name.partition(".")[0] not in _FOREIGN and not containers.foreign(probe, home)
+    return name.partition(".")[0] not in _FOREIGN_PACKAGES and not containers.is_foreign(
+        probe, home
+    )
 
 
-def _named(function: types.FunctionType, code: _Code) -> Iterator[Any]:
-    """Add the names in a function to ``code``, and yield the values that it may call."""
+def _add_names(function: types.FunctionType, code: _Code) -> Iterator[Any]:
+    """Add the names in a function to ``code``, and yield the values that it may call.
+
+    Values of its closure, its defaults and the global variables that it names. An attribute that
+    ``__init__`` writes does not count: it belongs to a new object.
+
+    Args:
+        function: The function.
+        code: Gets the names.
+    """
     namespace = function.__globals__
     variables = code.variables.setdefault(id(namespace), (namespace, set()))[1]
-    _note_cells(function, code)
-    yield from containers.enclosed(function)
+    _add_closure_variables(function, code)
+    yield from containers.read_closure(function)
     yield getattr(function, "__wrapped__", None)
     defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     if not all(map(_is_code, defaults)):
@@ -471,13 +540,13 @@ def _named(function: types.FunctionType, code: _Code) -> Iterator[Any]:
         before = instruction
 
 
-def _note_cells(function: types.FunctionType, code: _Code) -> None:
-    """Add the variables of outer functions that a function has to ``code``."""
+def _add_closure_variables(function: types.FunctionType, code: _Code) -> None:
+    """Add the variables of outer functions that a function uses to ``code``."""
     uses = enclosed.uses(function.__code__)
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         title = f"variable {name} of {function.__qualname__}"
-        code.cells.setdefault(id(cell), (title, name, cell))
+        code.closure_variables.setdefault(id(cell), (title, name, cell))
         if name in uses.stored:
-            code.stored_cells.add(id(cell))
+            code.stored_closure_variables.add(id(cell))
         if name in uses.used:
-            code.used_cells.add(id(cell))
+            code.used_closure_variables.add(id(cell))

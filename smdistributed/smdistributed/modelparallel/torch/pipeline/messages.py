@@ -92,14 +92,15 @@ class AttachedState(NamedTuple):
         written: State that the microbatch has written, in the order of the header's writes
             (module_state.py).
         variables: Values of context variables (variables.py).
-        tensors: Arguments of the call that were written in place: (number, value).
-        cells: Containers among the arguments that were written: (number, content).
+        written_tensors: Arguments of the call that were written in place: (number, value).
+        written_containers: Containers among the arguments that were written: (number, content).
+            Other objects that were written are numbered after the containers.
     """
 
     written: list[Any]
     variables: list[Any]
-    tensors: list[tuple[int, Any]]
-    cells: list[tuple[int, Any]]
+    written_tensors: list[tuple[int, Any]]
+    written_containers: list[tuple[int, Any]]
 
 
 class BackwardMode(NamedTuple):
@@ -217,28 +218,39 @@ def attach(
     header: StateHeader,
     written: list[Any],
     variables: list[Any] | None = None,
-    tensors: Any = (),
-    cells: Any = (),
+    written_tensors: Any = (),
+    written_containers: Any = (),
 ) -> tuple[StateHeader, AttachedState] | tuple[None, None]:
     """Return a header with the values of the state that goes along.
+
+    Args:
+        header: Describes the state that the microbatch has written.
+        written: The values of this state.
+        variables: Values of context variables.
+        written_tensors: As in `AttachedState`.
+        written_containers: As in `AttachedState`.
 
     Returns:
         (header, values); (None, None) if no state goes along.
     """
-    if header is EMPTY_HEADER and not (variables or tensors or cells):
+    if header is EMPTY_HEADER and not (variables or written_tensors or written_containers):
         return None, None
-    return header, AttachedState(written, variables or [], list(tensors), list(cells))
+    attached = AttachedState(
+        written, variables or [], list(written_tensors), list(written_containers)
+    )
+    return header, attached
 
 
 class Arguments:
     """The arguments of a call as they were before the call.
 
-    The owner finds the arguments that its module has written, and the caller writes the same.
+    The owner finds the arguments that its module has written, and the caller writes the same. Both
+    number the arguments in the same order.
 
     Attributes:
-        cells: Containers in the arguments, each with its content.
-        leaves: Other objects that can be written in place, each with its state.
-        tensors: Tensors, each with its version and shape.
+        containers_before: Containers in the arguments, each with its content.
+        leaves_before: Other objects that can be written in place, each with its state.
+        tensors_before: Tensors, each with its version and shape.
     """
 
     def __init__(
@@ -248,66 +260,80 @@ class Arguments:
         attached: AttachedState | None,
         tensors: Sequence[torch.Tensor] = (),
     ) -> None:
+        """Record the arguments.
+
+        Args:
+            args: Positional arguments.
+            kwargs: Named arguments.
+            attached: State that goes along with them, or None.
+            tensors: The tensors of the arguments; on the caller none, because it compares none.
+        """
         values = [*args, *kwargs.values()]
         if attached is not None:
             values += attached.variables
         if torch.is_grad_enabled():
             # The entries that a layer adds to a cache stay on its rank (caches.py).
             values = [value for value in values if not is_cache(value)]
-        self.cells: list[tuple[Any, Any]] = []
-        self.leaves: list[tuple[Any, Any]] = []
+        self.containers_before: list[tuple[Any, Any]] = []
+        self.leaves_before: list[tuple[Any, Any]] = []
         # Arguments are mostly tensors alone: then there is nothing to look through.
         if not all(isinstance(value, torch.Tensor) for value in values):
-            for cell in containers.cells(tuple(values)):
-                self.cells.append((cell, containers.content(cell)))
-            for leaf in containers.leaves(values, ""):
-                if containers.writable(leaf):
-                    self.leaves.append((leaf, containers.state(leaf)))
-        self.tensors: list[tuple[torch.Tensor, int | None, torch.Size]] = []
+            for cell in containers.find_containers(tuple(values)):
+                self.containers_before.append((cell, containers.read_content(cell)))
+            for leaf in containers.find_leaves(values, ""):
+                if containers.is_assignable(leaf):
+                    self.leaves_before.append((leaf, containers.read_state(leaf)))
+        self.tensors_before: list[tuple[torch.Tensor, int | None, torch.Size]] = []
         for tensor in tensors:
+            # torch counts no versions of a tensor that was made in inference mode.
             version = None if tensor.is_inference() else tensor._version  # noqa: SLF001
-            self.tensors.append((tensor, version, tensor.shape))
+            self.tensors_before.append((tensor, version, tensor.shape))
 
-    def by_identity(self) -> dict[int, tuple[str, int]]:
-        """Return the tensors and containers, which the caller has, too.
+    def numbers_by_id(self) -> dict[int, tuple[str, int]]:
+        """Return the numbers of the tensors and containers, which the caller has, too.
 
         Returns:
-            ``id()`` of the object -> ("tensor" or "cell", its number).
+            ``id()`` of the object -> ("tensor" or "cell", its number): a cell is a container.
         """
         numbers: dict[int, tuple[str, int]] = {}
-        for number, (tensor, _, _) in enumerate(self.tensors):
+        for number, (tensor, _, _) in enumerate(self.tensors_before):
             numbers[id(tensor)] = ("tensor", number)
-        for number, (cell, _) in enumerate(self.cells):
+        for number, (cell, _) in enumerate(self.containers_before):
             numbers[id(cell)] = ("cell", number)
         return numbers
 
-    def written(self, title: str) -> tuple[list[tuple[int, Any]], list[tuple[int, Any]]]:
+    def find_written(self, title: str) -> tuple[list[tuple[int, Any]], list[tuple[int, Any]]]:
         """Return the tensors and the containers that were written since, each with its number.
 
         Args:
             title: Words for the module.
 
+        Returns:
+            (number, value) of each written tensor; (number, content or value) of each written
+            container, and of each other object that was written.
+
         Raises:
             StepError: A tensor got another shape.
         """
-        tensors: list[tuple[int, Any]] = []
-        for number, (tensor, version, shape) in enumerate(self.tensors):
+        written_tensors: list[tuple[int, Any]] = []
+        for number, (tensor, version, shape) in enumerate(self.tensors_before):
             if version is not None and tensor._version != version:  # noqa: SLF001
                 if tensor.shape != shape:
                     raise StepError(
                         f"module {title} gave one of its arguments another shape\n{_ARGUMENTS}"
                     )
                 # A view, because the tensor itself would stand for the caller's own object.
-                tensors.append((number, tensor.view_as(tensor)))
-        cells: list[tuple[int, Any]] = []
-        for number, (cell, before) in enumerate(self.cells):
-            now = containers.content(cell)
-            if not containers.same(now, before):
-                cells.append((number, now))
-        for number, (leaf, state) in enumerate(self.leaves, len(self.cells)):
-            if containers.state(leaf, state) is not state:
-                cells.append((number, containers.value(leaf)))
-        return tensors, cells
+                written_tensors.append((number, tensor.view_as(tensor)))
+        written_containers: list[tuple[int, Any]] = []
+        for number, (container, before) in enumerate(self.containers_before):
+            now = containers.read_content(container)
+            if not containers.has_same_items(now, before):
+                written_containers.append((number, now))
+        first_leaf = len(self.containers_before)
+        for number, (leaf, state) in enumerate(self.leaves_before, first_leaf):
+            if containers.read_state(leaf, state) is not state:
+                written_containers.append((number, containers.read_value(leaf)))
+        return written_tensors, written_containers
 
     def repeat_writes(
         self, tensors: Sequence[torch.Tensor], attached: AttachedState, title: str
@@ -323,7 +349,9 @@ class Arguments:
             StepError: Another argument shares the memory. On the owner that argument kept its
                 values.
         """
-        for number, value in attached.tensors:
+        for number, value in attached.written_tensors:
+            # One write to shared memory changes two arguments on the caller, and one on the owner,
+            # which has a copy of each.
             memory = tensors[number].untyped_storage().data_ptr()
             sharers = 0
             for tensor in tensors:
@@ -334,8 +362,8 @@ class Arguments:
                     f"module {title} writes to memory that two of its arguments share\n{_ARGUMENTS}"
                 )
             tensors[number].copy_(value)
-        for number, content in attached.cells:
-            holder, _ = [*self.cells, *self.leaves][number]
+        for number, content in attached.written_containers:
+            holder, _ = [*self.containers_before, *self.leaves_before][number]
             containers.assign(holder, content)
 
 

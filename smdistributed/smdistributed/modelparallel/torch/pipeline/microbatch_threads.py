@@ -53,11 +53,12 @@ class Runner:
         self.main, self.ident = main, threading.get_ident()
         self.task: Context | None = None
         self.closed = False
+        # The lock is held while the thread sleeps or runs; `wake` releases it.
         self._lock = threading.Lock()
         self._lock.acquire()
 
     def wake(self) -> None:
-        """Let this thread run. The caller sleeps next."""
+        """Let this thread run. The caller must sleep next, because one thread runs at a time."""
         self._lock.release()
 
     def sleep(self) -> None:
@@ -130,7 +131,7 @@ class Worker(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Wait for the first context, and run contexts until the end."""
+        """Wait for the first context, and run contexts until the pool is closed."""
         self.runner.ident = threading.get_ident()
         # This call makes torch.set_num_threads hold in this thread. Otherwise only the first
         # parallel loop would do that. A product of matrices is no such loop: it would use as many

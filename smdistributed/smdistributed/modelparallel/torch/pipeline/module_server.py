@@ -26,7 +26,7 @@ from .messages import (
     attach,
 )
 from .microbatch_threads import Context
-from .module_state import EMPTY_HEADER, StateHeader, Turn
+from .module_state import EMPTY_HEADER, MicrobatchRun, StateHeader
 from .modules import run_children
 from .randomness import place
 from .rank_state import TWICE, PipelineRank
@@ -95,7 +95,10 @@ def find_unused(
 
 
 def non_leaf(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that is not a leaf, and has its gradient sent to the given one."""
+    """Return a tensor with the same values that is not a leaf of the graph.
+
+    Its gradient is added to the gradient of the given tensor.
+    """
     result: torch.Tensor = NonLeaf.apply(tensor)  # type: ignore[no-untyped-call]
     return result
 
@@ -108,7 +111,7 @@ class _SavedForward(NamedTuple):
         results: The tensors of the result.
         differentiable: For each result whether it requires a gradient.
         needs: For each input whether the caller needs its gradient.
-        before: The rank and the segment that get these gradients.
+        before: (rank, segment) that get these gradients; the segment is None for the caller.
         place: The place of the call in the step, for random numbers.
     """
 
@@ -178,7 +181,12 @@ class Server:
         self.results.clear()
 
     def accept_forward(self, message: Forward, tensors: list[torch.Tensor]) -> None:
-        """Make a request for a forward ready to run."""
+        """Make a request for a forward ready to run; the scheduler runs it later.
+
+        Args:
+            message: The request.
+            tensors: The tensors of the arguments.
+        """
         context = Context(
             ("F", message.call, message.segment),
             message.microbatch,
@@ -190,11 +198,21 @@ class Server:
         self.pipeline.scheduler.make_ready(context, FORWARD)
 
     def accept_backward(self, message: Backward, grads: list[torch.Tensor | None]) -> None:
-        """Make a request for a backward ready to run."""
+        """Make a request for a backward ready to run; the scheduler runs it later.
+
+        Args:
+            message: The request.
+            grads: For each tensor of the result its gradient, or None.
+        """
         self.pipeline.scheduler.make_ready(self.backward_context(message, grads), "B")
 
     def backward_context(self, message: Backward, grads: list[torch.Tensor | None]) -> Context:
-        """Return the context of the backward of a served call."""
+        """Return the context that runs the backward of a served call.
+
+        Args:
+            message: The request.
+            grads: For each tensor of the result its gradient, or None.
+        """
         context = Context(
             ("B", message.call, message.segment),
             message.microbatch,
@@ -204,11 +222,12 @@ class Server:
         )
         saved = self._saved.get((message.call, message.segment))
         if saved is not None:
+            # Random numbers of its own: other ones than the forward's, and the same in each run.
             context.place = place(saved.place, -1)
         return context
 
     def _run_request(self, run: Callable[[Any, Any], None], message: Any, tensors: Any) -> None:
-        """Run a request of another rank.
+        """Run a request of another rank, by `_forward` or `_backward`.
 
         A step function may wait below on the stack of this thread. So the passes of the request
         are marked as smp's own (own_passes.py), and are not taken for passes of the script.
@@ -221,19 +240,32 @@ class Server:
         return hop in self._saved
 
     def _forward(self, message: Forward, tensors: list[torch.Tensor]) -> None:
-        """Run a module or a segment, and send the result to the caller or to the next segment."""
+        """Run a module or a segment, and send the result to the caller or to the next segment.
+
+        State that came along is written to the modules first. The graph is kept for the backward.
+
+        Args:
+            message: The request.
+            tensors: The tensors of the arguments.
+
+        Raises:
+            StepError: The module left another gradient mode, inference mode or autocast.
+            Exception: An error of the module.
+        """
         pipeline, module_state = self.pipeline, self.pipeline.scheduler.module_state
         pipeline.order.append(("F", message.microbatch))
         pipeline.arrived(tensors)
+        # The received tensors are leaves, which get the gradients. A module must not write to a
+        # leaf in place, so it gets others.
         inputs, seen_by_module = [], []
         for tensor, is_needed in zip(tensors, message.needs, strict=True):
             inputs.append(tensor.requires_grad_() if is_needed else tensor)
             seen_by_module.append(non_leaf(tensor) if is_needed else tensor)
         args, kwargs, attached = unflatten(message.arguments, seen_by_module)
-        turn, header = Turn(message.microbatch), message.header or EMPTY_HEADER
+        run, header = MicrobatchRun(message.microbatch), message.header or EMPTY_HEADER
         if attached is not None:
-            module_state.unpack(turn, header, attached.written, message.before[0])
-            module_state.enter(turn)
+            module_state.unpack(run, header, attached.written, message.before[0])
+            module_state.enter(run)
             hooked_models = [pipeline.modules.modules[number] for number in header.hooked]
             variables.put(header.variables, attached.variables, hooked_models)
         call = _ServedCall(
@@ -255,7 +287,7 @@ class Server:
                 " which its caller on another partition would not see\n"
                 "Use `with`, or place the module with its caller with smp.set_partition."
             )
-        module_state.leave(turn)
+        module_state.leave(run)
         if next_segment is None:
             reply = self._reply_to_caller(call, result)
         else:
@@ -280,24 +312,33 @@ class Server:
             place=place(message.place, next_segment),
             arguments=reply.value,
             needs=differentiable,
-            before=(pipeline.me, message.segment),
+            before=(pipeline.rank, message.segment),
             header=reply.header,
         )
         title = f"result of module {pipeline.modules.title(message.module)}"
         pipeline.post(owner, following, reply.tensors, title)
 
     def _written_arguments(self, call: _ServedCall) -> tuple[Any, Any]:
-        """Return the tensors and containers of the arguments that were written."""
+        """Return the tensors and the containers of the arguments that were written.
+
+        Returns:
+            As `Arguments.find_written`; two empty lists if nothing was written.
+        """
         message, attached = call.message, call.attached
         if message.before[1] is None:
-            return call.before.written(self.pipeline.modules.title(message.module))
+            return call.before.find_written(self.pipeline.modules.title(message.module))
         # The argument of a later segment is a result of the chain, and no argument of the caller.
         if attached is None:
             return [], []
-        return attached.tensors, attached.cells
+        return attached.written_tensors, attached.written_containers
 
     def _reply_to_caller(self, call: _ServedCall, result: Any) -> _Reply:
-        """Return the result of the last or only segment, with the state that was written."""
+        """Return the result of the last or only segment, with the state that was written.
+
+        Args:
+            call: The served call.
+            result: What the module returned.
+        """
         message, header, attached = call.message, call.header, call.attached
         scheduler = self.pipeline.scheduler
         module_state = scheduler.module_state
@@ -306,16 +347,19 @@ class Server:
         # The caller's own objects stay the same objects in the result.
         own_objects = None
         if is_whole_call and message.tail is None:
-            own_objects = call.before.by_identity()
+            own_objects = call.before.numbers_by_id()
+        # A tail call answers all ranks, and not only the caller: they have none of the writes.
         held = header.held if message.tail is None else frozenset()
         new_header, written = module_state.pack(message.microbatch, message.call[0], held=held)
         # Earlier segments of a chain may have set variables, too. So after a chain all variables
         # count that differ from the script's.
         base = call.context if message.segment is None else scheduler.caller_thread.variables
-        names, values = variables.since(base)
+        names, values = variables.split_changed(base)
         if attached is not None and message.segment is None:
-            turn = Turn(message.microbatch)
-            unread_ids = module_state.unread(turn, header, attached.written, call.argument_tensors)
+            run = MicrobatchRun(message.microbatch)
+            unread_ids = module_state.find_unread_tensors(
+                run, header, attached.written, call.argument_tensors
+            )
             unread = []
             for number, tensor in enumerate(call.seen_by_module):
                 if id(tensor) in unread_ids:
@@ -327,7 +371,7 @@ class Server:
             unused = find_unused(call.inputs, call.seen_by_module, differentiable, sent)
             new_header = new_header._replace(unused=unused)
         if own_objects is not None:
-            lent = module_state.lent(result)
+            lent = module_state.find_lent_items(result)
             if lent:
                 new_header = new_header._replace(lent=lent)
         if names:
@@ -339,12 +383,18 @@ class Server:
         return _Reply(value, tensors, sent_header)
 
     def _reply_to_next(self, call: _ServedCall, result: Any, owner: int) -> _Reply:
-        """Return the arguments of the next segment of a chain, with the state that was written."""
+        """Return the arguments of the next segment of a chain, with the state that was written.
+
+        Args:
+            call: The served call.
+            result: What this segment returned.
+            owner: The rank that owns the next segment.
+        """
         message, header = call.message, call.header
         scheduler = self.pipeline.scheduler
         writes = self._written_arguments(call)
         new_header, written = scheduler.module_state.pack(message.microbatch, owner)
-        names, values = variables.since(scheduler.caller_thread.variables)
+        names, values = variables.split_changed(scheduler.caller_thread.variables)
         if message.header is not None or names:
             new_header = new_header._replace(
                 variables=names, hooked=header.hooked, held=header.held
@@ -356,7 +406,12 @@ class Server:
     def _run_module(
         self, message: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, int | None]:
-        """Run a module, or one segment of a chain.
+        """Run a module, or one segment of a chain, with recomputation if the caller asks for it.
+
+        Args:
+            message: The request: names the module and the segment.
+            args: Positional arguments; a segment gets the first one.
+            kwargs: Named arguments of a module.
 
         Returns:
             The result, and the segment that follows; None after the last or only segment.
@@ -364,6 +419,7 @@ class Server:
         modules = self.pipeline.modules
         module = modules.modules[message.module]
         if message.segment is None:
+            # The second run, in the backward pass, must not call another rank.
             if message.checkpoint is not None and modules.local[message.module]:
                 return message.checkpoint.call(module, args, kwargs), None
             return module(*args, **kwargs), None
@@ -379,15 +435,23 @@ class Server:
         return result, next_segment
 
     def _answer(self, message: Forward, reply: _Reply, differentiable: tuple[bool, ...]) -> None:
-        """Send a result to the caller. The result of a tail call goes to every other rank, too."""
+        """Send a result to the caller. The result of a tail call goes to every other rank, too.
+
+        Args:
+            message: The request.
+            reply: The result.
+            differentiable: For each tensor of the result whether it requires a gradient.
+        """
         pipeline, caller = self.pipeline, message.call[0]
         hop = (message.call, message.segment)
         title = f"result of module {pipeline.modules.title(message.module)}"
-        answer = Result(pipeline.number, message.call, reply.value, differentiable, reply.header)
+        answer = Result(
+            pipeline.step_number, message.call, reply.value, differentiable, reply.header
+        )
         pipeline.post(caller, answer, reply.tensors, title)
         if message.tail is not None:
             outputs = Outputs(
-                pipeline.number,
+                pipeline.step_number,
                 pipeline.function,
                 message.microbatch,
                 message.tail,
@@ -397,19 +461,30 @@ class Server:
                 None,
                 reply.header,
             )
-            for peer in range(pipeline.n):
-                if peer == pipeline.me:
+            for peer in range(pipeline.size):
+                if peer == pipeline.rank:
                     own_outputs = outputs._replace(tail=(hop, message.module))
                     pipeline.post(peer, own_outputs, reply.tensors, title)
                 elif peer != caller:
                     pipeline.post(peer, outputs, reply.tensors, title)
-        elif caller == pipeline.root_rank and pipeline.me != caller:
+        elif caller == pipeline.root_rank and pipeline.rank != caller:
             # The outputs of the model may contain these tensors: then they are not sent back.
             results = [tensor.detach() for tensor in reply.tensors]
             self.results.setdefault(message.microbatch, {})[hop] = results
 
     def _backward(self, message: Backward, grads: list[torch.Tensor | None]) -> None:
-        """Run the backward pass of a served call, and send the gradients of its inputs on."""
+        """Run the backward pass of a served call, and send the gradients of its inputs on.
+
+        They go to the segment before, or to the caller. The graph is freed, unless it is kept for
+        another pass.
+
+        Args:
+            message: The request.
+            grads: For each tensor of the result its gradient, or None.
+
+        Raises:
+            StepError: An earlier pass has freed the graph.
+        """
         pipeline = self.pipeline
         pipeline.order.append(("B", message.microbatch))
         pipeline.arrived(grads)
@@ -423,10 +498,15 @@ class Server:
         input_grads = self._run_backward(saved, grads, mode)
         rank, segment = saved.before
         if segment is None:
-            answer: Any = Gradients(pipeline.number, message.call)
+            answer: Any = Gradients(pipeline.step_number, message.call)
         else:
             answer = Backward(
-                pipeline.number, message.call, message.module, segment, message.microbatch, mode
+                pipeline.step_number,
+                message.call,
+                message.module,
+                segment,
+                message.microbatch,
+                mode,
             )
         pipeline.post(rank, answer, input_grads, "gradients")
 
@@ -451,11 +531,15 @@ class Server:
             if is_differentiable and grad is not None:
                 roots.append(result)
                 root_grads.append(grad)
-        needed = [t for t, is_needed in zip(saved.inputs, saved.needs, strict=True) if is_needed]
+        needed = []
+        for tensor, is_needed in zip(saved.inputs, saved.needs, strict=True):
+            if is_needed:
+                needed.append(tensor)
 
         input_grads: dict[int, torch.Tensor | None] = {}  # by id() of the input
         if roots and mode.adds:
-            with self.pipeline.scheduler.module_state.explained():
+            # Adds to the gradients of parameters and inputs.
+            with self.pipeline.scheduler.module_state.explain_backward_errors():
                 torch.autograd.backward(roots, root_grads, retain_graph=mode.keeps)
         elif roots and needed:
             gradients = torch.autograd.grad(
@@ -463,6 +547,7 @@ class Server:
             )
             input_grads = dict(zip(map(id, needed), gradients, strict=True))
         if mode.adds:
+            # Taken off the inputs, because a pass that keeps the graph would add to them again.
             for tensor in needed:
                 input_grads[id(tensor)] = tensor.grad
                 tensor.grad = None

@@ -2,9 +2,9 @@
 
 Microbatches interleave on a rank, and a microbatch goes from rank to rank. So a value that is
 written to an attribute of a module, or into a container of a module, belongs to the microbatch that
-wrote it. The value goes along when the microbatch goes to another rank. A microbatch that has not
-written sees the value of the microbatch before, as if they had run in turn. If this value is
-written again after a later microbatch has read it, the step ends with an error.
+wrote the value. The value goes along when the microbatch goes to another rank. A microbatch that
+has not written sees the value of the microbatch before, as if they had run one after another. If
+this value is written again after a later microbatch has read it, the step ends with an error.
 
 Reads of containers, of module-level variables and of classes cannot be observed. So the first step
 of each step function runs its microbatches one after another. If a microbatch changes such state
@@ -38,7 +38,7 @@ from smdistributed.modelparallel.torch.transport.pytrees import flatten, tensors
 from . import running, variables
 from .global_state import HOOKS, GlobalState, hooks_of, package
 
-__all__ = ["EMPTY_HEADER", "ModuleState", "StateHeader", "Turn"]
+__all__ = ["EMPTY_HEADER", "MicrobatchRun", "ModuleState", "StateHeader"]
 
 _FIRST_STEPS = 3
 """The first steps of each step function, in which all state travels that modules write.
@@ -46,31 +46,69 @@ _FIRST_STEPS = 3
 Later steps send only the state that was read on another rank in these steps.
 """
 
-_PRIVATE = frozenset(nn.Module().__dict__) - {"training"} | {
+_NOT_FOLLOWED = frozenset(nn.Module().__dict__) - {"training"} | {
     "forward",
     "_orig_forward",
     "_call_impl",
     "_apply",
     "_output_capturing_hooks_installed",
 }
-"""Attributes of torch, of this library, and of Hugging Face's hooks (variables.py)."""
+"""Names of attributes of torch, of this library, and of Hugging Face's hooks (variables.py).
 
-_NUMBERS = (int, float, complex)
-_WEAK = (weakref.WeakKeyDictionary, WeakIdKeyDictionary)
-_PLAIN = containers.PLAIN
+Writes to these attributes are no state of a microbatch.
+"""
+
+_NUMBER_CLASSES = (int, float, complex)
+_WEAK_DICTIONARIES = (weakref.WeakKeyDictionary, WeakIdKeyDictionary)
+_PLAIN_CLASSES = containers.PLAIN_CLASSES
+
+_log = logging.getLogger("smdistributed.modelparallel")
+
+_MADE_IN_STEP = "new"
+"""Third item of the key of a container that was made in the present step. Such a container travels
+with its attribute.
+"""
+_LEAF = "leaf"
+"""Last item of the key of a tensor, an array or another object that is no container."""
+_MOST_CONTAINERS = 256
+"""Number of containers of one attribute that are compared whenever a microbatch ends or waits.
+
+Further containers are compared at the end of a step.
+"""
+_LARGEST_PARAMETER = 1 << 18
+"""Largest size in bytes of a frozen parameter with compared values. torch does not count all
+writes.
+"""
+
+_REMEDY = (
+    'Keep it in a local variable, or set "active_microbatches" to 1: then microbatches run one'
+    " after another. Or place the modules that use it on one partition with smp.set_partition."
+)
+"""Second line of an error about a write that another microbatch may have missed."""
+
+_FASTER = (
+    "Equal to one process, but slower. Keep it in a local variable, or place the modules that use"
+    " it on one partition with smp.set_partition."
+)
+"""Second line of the warning that microbatches run one after another."""
 
 Key = tuple[Any, ...]
 """Where state is: (number of a module, name of an attribute), and for a container a third item, the
-number of the container in the attribute. For example ``(3, "cache", 0)``.
+number of the container in the attribute. For example ``(3, "hidden")`` is an attribute, and ``(3,
+"cache", 0)`` is the first container in an attribute.
 """
 
 
-class Turn(NamedTuple):
-    """A microbatch on this rank.
+class MicrobatchRun(NamedTuple):
+    """A microbatch as it runs on this rank.
+
+    Runs are ordered by the number of the microbatch. In a single process they would run in this
+    order.
 
     Attributes:
-        microbatch: Number of the microbatch.
-        is_copy: Whether it is the script's copy of the microbatch on another rank than the root's.
+        microbatch: Number of the microbatch, from 0.
+        is_copy: Whether the script's own code runs on a rank that does not own the root module.
+            There the step function runs too, on outputs that were received.
     """
 
     microbatch: int
@@ -78,16 +116,21 @@ class Turn(NamedTuple):
 
 
 class _Mark:
-    """A mark in the place of a value."""
+    """A mark in the place of a value: `MISSING` or `UNSENT`.
+
+    Marks are compared by identity. A pickled mark is the same object on the other rank.
+    """
 
     def __init__(self, words: str) -> None:
         self.words = words
 
     def __reduce__(self) -> str:
+        """Return the name of the module-level variable that unpickling looks up."""
         return "MISSING" if self is MISSING else "UNSENT"
 
 
 MISSING, UNSENT = _Mark("missing"), _Mark("unsent")
+"""``MISSING``: there is no such attribute. ``UNSENT``: the value is on another rank only."""
 
 
 Stamp = tuple[int, int]
@@ -125,52 +168,54 @@ class StateHeader(NamedTuple):
 EMPTY_HEADER = StateHeader()
 
 
-_AFTER = Turn(1 << 60)
-"""Stands for a microbatch after all others."""
+_AFTER_ALL = MicrobatchRun(1 << 60)
+"""Stands for a microbatch after all others: it sees the state after the step."""
 
 
 class _Version:
     """The writes and reads of one microbatch to one piece of state.
 
     Attributes:
-        value: The value of its last write.
-        shown: The value that other microbatches see: of the last write outside a forward that ran
-            again in the backward pass.
-        time: Time of the last write, counted in writes and first reads of this rank.
+        value: The value of its last write; MISSING before.
+        visible_value: The value that other microbatches see: of the last write outside a forward
+            that ran again in the backward pass.
+        time: Time of the last write, by the logical clock of this rank, which counts writes and
+            first reads.
         reads: Number of its reads.
-        own: Number of its writes on this rank.
+        own_writes: Number of its writes on this rank.
         writes: Number of its writes on any rank.
-        saw_earlier: Whether it read the value of an earlier microbatch.
-        seen: The value that it read then.
-        read_time: Time of this read.
-        fetched: Whether a value that came from another rank was read.
+        has_read_earlier: Whether it read the value of an earlier microbatch.
+        earlier_value: The value that it read then.
+        read_time: Time of this read, by the same clock as ``time``.
+        is_fetched: Whether a value that came from another rank was read.
         writer: The writer of the value: the key of a context, or the stamp of another rank.
-        sent: For shared state that the microbatch had not written: the value that went along.
+        sent_value: For shared state that the microbatch had not written: the value that went
+            along.
     """
 
     __slots__ = (
-        "fetched",
-        "own",
+        "earlier_value",
+        "has_read_earlier",
+        "is_fetched",
+        "own_writes",
         "read_time",
         "reads",
-        "saw_earlier",
-        "seen",
-        "sent",
-        "shown",
+        "sent_value",
         "time",
         "value",
+        "visible_value",
         "writer",
         "writes",
     )
 
     def __init__(self) -> None:
         self.value: Any = MISSING
-        self.shown: Any = MISSING
-        self.seen: Any = MISSING
-        self.sent: Any = MISSING
-        self.saw_earlier = self.fetched = False
+        self.visible_value: Any = MISSING
+        self.earlier_value: Any = MISSING
+        self.sent_value: Any = MISSING
+        self.has_read_earlier = self.is_fetched = False
         self.writer: Any = None
-        self.read_time = self.time = self.reads = self.own = self.writes = 0
+        self.read_time = self.time = self.reads = self.own_writes = self.writes = 0
 
 
 class _ContainerName(NamedTuple):
@@ -187,139 +232,171 @@ class _Slot:
     """One attribute or container, with the writes and reads of this step.
 
     Attributes:
-        key: Where the state is.
-        where: The module of an attribute, or the container.
-        base: The value at the beginning of the step.
-        in_place: Whether a tensor in the attribute was written in place.
-        late: Whether a microbatch wrote after it had left the rank once.
-        changed: Whether a container had another content for some time.
-        missed: New key of a dictionary -> microbatch that wrote it -> later microbatches that had
-            run without the key.
-        turns: The versions of the microbatches.
-        installed: The content that a container has now.
+        key: Where the state is: two items for an attribute, three or more for a container.
+        holder: The module of an attribute, or the container.
+        initial_value: The value at the beginning of the step; of a container the content.
+        is_written_in_place: Whether a tensor in the attribute was written in place.
+        has_late_write: Whether a microbatch wrote after it had left the rank once.
+        has_changed: Whether a container had another content for some time.
+        missed_by: New key of a dictionary -> microbatch that wrote it -> later microbatches that
+            had run without the key.
+        versions: The writes and reads of each microbatch.
+        installed_content: The content that a container has now.
     """
 
     __slots__ = (
-        "base",
-        "changed",
-        "in_place",
-        "installed",
+        "has_changed",
+        "has_late_write",
+        "holder",
+        "initial_value",
+        "installed_content",
+        "is_written_in_place",
         "key",
-        "late",
-        "missed",
-        "turns",
-        "where",
+        "missed_by",
+        "versions",
     )
 
-    def __init__(self, key: Key, where: Any, base: Any) -> None:
-        self.key, self.where, self.base = key, where, base
-        self.in_place = self.late = self.changed = False
-        self.missed: dict[Any, dict[Turn, set[Turn]]] = {}
-        self.turns: dict[Turn, _Version] = {}
-        self.installed = base
+    def __init__(self, key: Key, holder: Any, initial_value: Any) -> None:
+        self.key, self.holder, self.initial_value = key, holder, initial_value
+        self.is_written_in_place = self.has_late_write = self.has_changed = False
+        self.missed_by: dict[Any, dict[MicrobatchRun, set[MicrobatchRun]]] = {}
+        self.versions: dict[MicrobatchRun, _Version] = {}
+        self.installed_content = initial_value
 
-    def counts(self) -> bool:
-        """Return whether it is a number that microbatches only add to, and do not use.
+    def is_counter(self) -> bool:
+        """Return whether the state is an integer that microbatches only add to, and do not use.
 
-        Such a number may be added to in any order.
+        Additions have the same sum in any order, so such writes are no conflict. False if no
+        microbatch has read or written on this rank.
         """
         is_used = False
-        for version in self.turns.values():
-            if not version.reads and not version.own:
+        for version in self.versions.values():
+            if not version.reads and not version.own_writes:
                 continue
             is_used = True
-            if version.reads != version.own or not _is_counted_up(version.seen, version.value):
+            # ``counter += 1`` reads once for each write. A further read uses the number.
+            if version.reads != version.own_writes:
+                return False
+            if not _is_counted_up(version.earlier_value, version.value):
                 return False
         return is_used
 
-    def last(self) -> Any:
-        """Return the value after the step."""
+    def value_after_step(self) -> Any:
+        """Return the value that the state has after the step.
+
+        For an attribute this is the value of the last microbatch, or the sum of all additions to
+        a counter; MISSING if the attribute was deleted. For a container it is a content.
+        """
         if len(self.key) > 2:
-            return self._last_content()
-        if self.counts():
-            total = self.base
-            for version in self.turns.values():
-                if version.own:
-                    total = total + (version.value - version.seen)
+            return self._content_after_step()
+        if self.is_counter():
+            total = self.initial_value
+            for version in self.versions.values():
+                if version.own_writes:
+                    total = total + (version.value - version.earlier_value)
             return total
-        value = self.find(_AFTER)[1]
-        if type(value) in _NUMBERS:
+        value = self.find_visible(_AFTER_ALL)[1]
+        if type(value) in _NUMBER_CLASSES:
             # A forward that ran again in the backward pass counts again, as in one process.
             repeated = 0
-            for turn, version in self.turns.items():
-                if not version.own or turn.is_copy:
+            for run, version in self.versions.items():
+                if not version.own_writes or run.is_copy:
                     continue
-                if type(version.value) in _NUMBERS and type(version.shown) in _NUMBERS:
-                    repeated += version.value - version.shown
+                has_numbers = (
+                    type(version.value) in _NUMBER_CLASSES
+                    and type(version.visible_value) in _NUMBER_CLASSES
+                )
+                if has_numbers:
+                    repeated += version.value - version.visible_value
             value += repeated
         return value
 
-    def _last_content(self) -> Any:
-        """Return the content of a container after the step."""
-        newest: dict[int, _Version] = {}  # of each microbatch: its own version, or its copy's
-        for turn, version in sorted(self.turns.items(), key=lambda item: item[0]):
+    def _content_after_step(self) -> Any:
+        """Return the content that the container has after the step: a list or a dictionary."""
+        # A microbatch may have written in its own run and in its copy: the later write counts.
+        newest: dict[int, _Version] = {}
+        for run, version in sorted(self.versions.items(), key=lambda item: item[0]):
             if not version.writes or version.value is MISSING:
                 continue
-            other = newest.setdefault(turn.microbatch, version)
+            other = newest.setdefault(run.microbatch, version)
             if version.time > other.time:
-                newest[turn.microbatch] = version
+                newest[run.microbatch] = version
         if not newest:
-            return self.base
+            return self.initial_value
         writers = []
         for microbatch, version in newest.items():
-            own_version = self.turns.get(Turn(microbatch), version)
-            writers.append((version.value, own_version.seen))
-        return _sum_of_writes(self.base, writers)
+            own_version = self.versions.get(MicrobatchRun(microbatch), version)
+            writers.append((version.value, own_version.earlier_value))
+        return _sum_of_writes(self.initial_value, writers)
 
-    def find(self, turn: Turn, *, own: bool = True) -> tuple[Turn | None, Any]:
+    def find_visible(
+        self, run: MicrobatchRun, *, own: bool = True
+    ) -> tuple[MicrobatchRun | None, Any]:
         """Return the value that a microbatch sees.
 
         Args:
-            turn: The microbatch.
+            run: The microbatch.
             own: Whether its own writes count.
 
         Returns:
             The microbatch that wrote the value, or None for the value from before the step; the
-            value.
+            value, which may be a mark.
         """
-        version = self.turns.get(turn) if own else None
+        version = self.versions.get(run) if own else None
         if version is not None and version.writes:
-            return turn, version.value
-        # The last write of the nearest microbatch before; of its copy only if nothing else is.
-        best: tuple[int, bool, int, Turn] | None = None
-        for other, version in self.turns.items():
-            if version.writes and other.microbatch < turn.microbatch:
-                is_alike = turn == _AFTER or other.is_copy == turn.is_copy
+            return run, version.value
+        # The last write of the nearest earlier microbatch. Its run of the same kind goes before:
+        # a copy sees what a copy wrote, if that is there.
+        best: tuple[int, bool, int, MicrobatchRun] | None = None
+        for other, version in self.versions.items():
+            if version.writes and other.microbatch < run.microbatch:
+                is_alike = run == _AFTER_ALL or other.is_copy == run.is_copy
                 candidate = (other.microbatch, is_alike, version.time, other)
                 if best is None or candidate > best:
                     best = candidate
         if best is None:
-            return None, self.base
+            return None, self.initial_value
         writer = best[3]
-        value = self.turns[writer].shown
-        if len(self.key) > 2 and turn != _AFTER:
-            value = _without_gradients(value, self.base)
+        value = self.versions[writer].visible_value
+        if len(self.key) > 2 and run != _AFTER_ALL:
+            value = _without_gradients(value, self.initial_value)
         return writer, value
 
 
-class _Attribute(containers.StandIn):
-    """A descriptor in a class, for an attribute that an object of the class writes in a step."""
+class _Attribute(containers.AttributeDescriptor):
+    """A descriptor in a class, for an attribute that an object of the class writes in a step.
+
+    It makes reads of the attribute observable. It is removed from the class when the step ends.
+
+    Attributes:
+        name: Name of the attribute.
+        default: The value that the class had under this name; MISSING without one.
+    """
 
     def __init__(self, name: str, default: Any) -> None:
         self.name, self.default = name, default
 
-    def __get__(self, module: Any, _: Any = None) -> Any:
+    def __get__(self, module: Any, owner: Any = None) -> Any:
+        """Return the value that the running microbatch sees, and note the read.
+
+        Without a running microbatch, or on an object that is not followed, this is the attribute,
+        parameter, buffer or submodule of the object, or else the default of the class.
+
+        Raises:
+            AttributeError: The microbatch sees no such attribute.
+            StepError: As `ModuleState.read`.
+        """
         name = self.name
         if module is not None:
-            slot = _slots.get((id(module), name)) if _slots else None
+            slot = _attribute_slots.get((id(module), name)) if _attribute_slots else None
             value: Any = UNSENT
-            if slot is not None and _active is not None:
+            if slot is not None and _active_state is not None:
                 # A buffer of batch normalization: does the module itself take it, to update it?
                 code = sys._getframe(1).f_code  # noqa: SLF001
                 if name in running.BUFFERS and running.is_update(code, module):
-                    value = _active.updated(slot)
+                    value = _active_state.statistic_to_update(slot)
                 else:
-                    value = _active.read(slot)
+                    value = _active_state.read(slot)
             if value is UNSENT:
                 own = module.__dict__
                 if name in own:
@@ -332,243 +409,310 @@ class _Attribute(containers.StandIn):
                 return value
         if self.default is MISSING:
             raise AttributeError(f"{name!r} is not set")
+        # A default that is a descriptor itself, such as a function, is bound to the object.
         bind = getattr(self.default, "__get__", None)
         if bind is None:
             return self.default
-        return bind(module, _)
+        return bind(module, owner)
 
     def __set__(self, module: Any, value: Any) -> None:
-        """Note a write by ``object.__setattr__``, which does not call nn.Module's."""
+        """Set the attribute, and record a write that did not go by way of `nn.Module`.
+
+        ``object.__setattr__`` comes here without a call of nn.Module's.
+        """
         module.__dict__[self.name] = value
-        if _active is None or _active.quiet:
+        if _active_state is None or _active_state.quiet:
             return
-        slot = _active.slot(module, self.name)
+        slot = _active_state.find_slot(module, self.name)
         if slot is not None:
-            _active.note_attribute(module, self.name)
-            _active.note(slot, value)
+            _active_state.set_known_value(module, self.name)
+            _active_state.record_write(slot, value)
 
     def __delete__(self, module: Any) -> None:
+        """Delete the attribute from the object.
+
+        Raises:
+            AttributeError: The object has no such attribute of its own.
+        """
         if self.name not in module.__dict__:
             raise AttributeError(self.name)
         del module.__dict__[self.name]
 
 
-_slots: dict[tuple[int, str], _Slot] = {}
-"""The attributes that were written in the present step, by module and name."""
-_active: ModuleState | None = None
+_attribute_slots: dict[tuple[int, str], _Slot] = {}
+"""The attributes that were written in the present step: (``id()`` of a module, name) -> slot."""
+_active_state: ModuleState | None = None
 """The state of the present step; None between steps."""
-_setattr, _delattr = nn.Module.__setattr__, nn.Module.__delattr__
-_register_buffer = nn.Module.register_buffer
+# torch's own methods, which a step replaces by those below.
+_torch_setattr, _torch_delattr = nn.Module.__setattr__, nn.Module.__delattr__
+_torch_register_buffer = nn.Module.register_buffer
 
 
-def _set(module: nn.Module, name: str, value: Any) -> None:
-    if _active is not None and name not in _PRIVATE:
-        _active.write(module, name, value)
+def _set_attribute(module: nn.Module, name: str, value: Any) -> None:
+    """Set an attribute as ``nn.Module.__setattr__`` does, and note the write."""
+    if _active_state is not None and name not in _NOT_FOLLOWED:
+        _active_state.write(module, name, value)
     else:
-        _setattr(module, name, value)
+        _torch_setattr(module, name, value)
 
 
-def _register(
+def _register_buffer(
     module: nn.Module, name: str, tensor: torch.Tensor | None, persistent: bool = True
 ) -> None:
-    if _active is None or name in module.__dict__["_parameters"]:
-        _register_buffer(module, name, tensor, persistent)
+    """Add a buffer as ``nn.Module.register_buffer`` does, and note the write."""
+    if _active_state is None or name in module.__dict__["_parameters"]:
+        _torch_register_buffer(module, name, tensor, persistent)
     else:
-        register = functools.partial(_register_buffer, module, name, tensor, persistent)
-        _active.write(module, name, tensor, register)
+        register = functools.partial(_torch_register_buffer, module, name, tensor, persistent)
+        _active_state.write(module, name, tensor, register)
 
 
-def _delete(module: nn.Module, name: str) -> None:
-    module_state = _active
-    slot = None if module_state is None else module_state.slot(module, name)
+def _delete_attribute(module: nn.Module, name: str) -> None:
+    """Delete an attribute as ``nn.Module.__delattr__`` does, and note the deletion as a write.
+
+    Raises:
+        AttributeError: The running microbatch sees no such attribute.
+    """
+    module_state = _active_state
+    slot = None if module_state is None else module_state.find_slot(module, name)
     if module_state is None or slot is None:
-        _delattr(module, name)
+        _torch_delattr(module, name)
         return
     if module_state.read(slot) is MISSING:
         raise AttributeError(name)
     _store(module, name, MISSING)
-    module_state.note_attribute(module, name)
-    module_state.note(slot, MISSING)
+    module_state.set_known_value(module, name)
+    module_state.record_write(slot, MISSING)
 
 
 class ModuleState:
     """The state of the modules, as each microbatch of a rank sees it.
 
+    In a step this object replaces methods of `nn.Module`, so that writes to attributes are noted.
+    Containers, tensors and other objects are compared when a microbatch is suspended or ends.
+
     Attributes:
-        turn: Returns the microbatch that this thread runs, or None.
-        agreed: Name of a step function -> whether its microbatches run in turn in the next step.
+        rank: Rank in the pipeline.
+        current_run: Returns the microbatch that this thread runs, or None.
+        context_key: Returns the key of the present context.
+        module_title: Returns words for a module, by its number.
+        agreed: Name of a step function -> whether its microbatches run one after another in the
+            next step.
         quiet: Whether an attribute is being set by `write`, which notes the write itself.
     """
 
     def __init__(
         self,
-        me: int,
-        turn: Callable[[], Turn | None],
-        here: Callable[[], Key],
-        title: Callable[[int], str],
+        rank: int,
+        current_run: Callable[[], MicrobatchRun | None],
+        context_key: Callable[[], Key],
+        module_title: Callable[[int], str],
     ) -> None:
-        """Make the state of a rank.
+        """Make the state of a rank, without modules: `install` adds them.
 
         Args:
-            me: Rank in the pipeline.
-            turn: Returns the microbatch that this thread runs, or None.
-            here: Returns the key of the present context.
-            title: Returns words for a module, by its number.
+            rank: Rank in the pipeline.
+            current_run: Returns the microbatch that this thread runs, or None.
+            context_key: Returns the key of the present context.
+            module_title: Returns words for a module, by its number.
         """
-        self.me, self.turn, self.here, self.title = me, turn, here, title
-        self._modules: list[nn.Module] = []
-        self._global_state = GlobalState()
-        self._numbers: dict[int, int] = {}
-        self._owner: list[int] = []
-        self._time = itertools.count(1)
-        self._steps: dict[str, int] = {}
-        self._learns = True
-        self._tracked: set[Key] = set()
-        self._shared: set[Key] = set()
-        self._remote_reads: set[Key] = set()
-        self._reads_told: dict[int, int] = {}
-        self._cells: dict[int, _Slot] = {}
-        self._places: dict[Key, Any] = {}
-        self._keys: dict[int, Key] = {}
-        self._buffers: list[tuple[int, str, torch.Tensor, int]] = []
-        self._buffer_ids: set[int] = set()
-        self._weak: list[tuple[int, str, Any]] = []
-        self._hooks: dict[int, int] = {}
-        self._all_hooks: list[int] = []
-        self._replaced: dict[tuple[type, str], bool] = {}
-        self._writes: dict[int, dict[Key, tuple[Stamp, Any]]] = {}
-        self._known_by_peer: dict[tuple[int, bool], set[Stamp]] = {}
+        self.rank, self.current_run = rank, current_run
+        self.context_key, self.module_title = context_key, module_title
         self.quiet = False
         self.agreed: dict[str, bool] = {}
-        self._function, self._in_turn = "", False
-        self._leaves: list[_Leaf] = []
-        self._attributes_before: dict[int, dict[str, Any]] = {}
-        self._running = running.RunningStatistics()
-        self._parameters: list[tuple[int, str, nn.Parameter, int]] = []
-        self._entered: set[Turn] = set()
-        self._left_rank: set[Turn] = set()
-        self._late: dict[str, str] = {}
-        self._changed_microbatches: set[int] = set()
-        self._peer_changes = 0
-        self._has_changed_once: set[str] = set()
-        self._stays_in_turn: set[str] = set()
-        self._warned: set[str] = set()
-        self._unlike: set[Key] = set()
-        self._too_large: set[Key] = set()
-        self._locals: list[_Slot] = []
-        self._returned: collections.Counter[Turn] = collections.Counter()
-        self._moving: set[tuple[int, str]] = set()
-        self._lent: list[tuple[str, Any, Any]] = []
-        self._unseen: dict[int, tuple[Key, Any, Any]] = {}
 
-    def install(self, modules: list[nn.Module], owner: list[int]) -> None:
-        """Begin to follow the modules of a model.
+        # The modules, and what is known of them for all steps.
+        self._modules: list[nn.Module] = []
+        self._owner_ranks: list[int] = []
+        self._module_numbers: dict[int, int] = {}  # by id() of a module
+        self._global_state = GlobalState()
+        self._known_hook_ids: list[int] = []
+        self._tracked_keys: set[Key] = set()  # their reads are observed from the step's begin on
+        self._shared_keys: set[Key] = set()  # containers that modules of several ranks hold
+        self._remotely_read_keys: set[Key] = set()
+        self._reads_told_to_peer: dict[int, int] = {}  # rank -> number of keys
+        self._attributes_written_in_place: set[tuple[int, str]] = set()
+        self._clock = itertools.count(1)
+
+        # By name of a step function.
+        self._steps: dict[str, int] = {}
+        self._late_writes: dict[str, str] = {}  # words for the last late write of the step
+        self._functions_with_late_write: set[str] = set()
+        self._functions_always_in_turn: set[str] = set()
+        self._warned_functions: set[str] = set()
+
+        # Warnings that were printed.
+        self._warned_keys: set[Key] = set()
+        self._warned_arrays: set[Key] = set()
+
+        # The present step.
+        self._function, self._runs_in_turn = "", False
+        self._sends_all_state = True
+        self._container_slots: dict[int, _Slot] = {}  # by id() of the container
+        self._thread_local_slots: list[_Slot] = []
+        self._containers_by_key: dict[Key, Any] = {}
+        self._key_by_container_id: dict[int, Key] = {}
+        self._unobserved_containers: dict[int, tuple[Key, Any, Any]] = {}  # with their content
+        self._buffers: list[tuple[int, str, torch.Tensor, int]] = []  # the last one is a version
+        self._buffer_ids: set[int] = set()
+        self._parameters: list[tuple[int, str, nn.Parameter, int]] = []
+        self._leaves: list[_Leaf] = []
+        self._weak_dictionaries: list[tuple[int, str, Any]] = []
+        self._attributes_before: dict[int, dict[str, Any]] = {}
+        self._hook_counts: dict[int, int] = {}  # by number of a module of another rank
+        self._descriptors: dict[tuple[type, str], bool] = {}  # whether the class had the name
+        self._running = running.RunningStatistics()
+        self._writes_by_microbatch: dict[int, dict[Key, tuple[Stamp, Any]]] = {}
+        self._known_by_peer: dict[tuple[int, bool], set[Stamp]] = {}
+        self._lent_items: list[tuple[str, Any, Any]] = []
+        self._started_runs: set[MicrobatchRun] = set()
+        self._runs_that_left: set[MicrobatchRun] = set()
+        self._return_counts: collections.Counter[MicrobatchRun] = collections.Counter()
+        self._late_microbatches: set[int] = set()
+        self._peer_late_count = 0
+
+    def install(self, modules: list[nn.Module], owner_ranks: list[int]) -> None:
+        """Begin to follow the modules of a model, and forget all of an earlier model.
 
         Args:
             modules: All modules, in the order that all ranks have.
-            owner: For each module the rank that owns it.
+            owner_ranks: For each module the rank that owns it.
         """
-        self._modules, self._owner = modules, owner
-        containers.Settings.model = set(map(id, modules))
-        self._numbers = {id(module): number for number, module in enumerate(modules)}
-        for dictionary in (self._steps, self._reads_told, self._late, self.agreed):
+        self._modules, self._owner_ranks = modules, owner_ranks
+        containers.ObjectAttributes.model_module_ids = set(map(id, modules))
+        self._module_numbers = {id(module): number for number, module in enumerate(modules)}
+        for dictionary in (self._steps, self._reads_told_to_peer, self._late_writes, self.agreed):
             dictionary.clear()
-        for keys in (self._tracked, self._shared, self._remote_reads, self._moving):
-            keys.clear()
-        for functions in (self._has_changed_once, self._stays_in_turn):
-            functions.clear()
+        self._tracked_keys.clear()
+        self._shared_keys.clear()
+        self._remotely_read_keys.clear()
+        self._attributes_written_in_place.clear()
+        self._functions_with_late_write.clear()
+        self._functions_always_in_turn.clear()
         # Buffers that a module writes in place in a training pass and reads in an evaluation.
         for number, module in enumerate(modules):
-            if owner[number] != self.me:
+            if owner_ranks[number] != self.rank:
                 continue
             if isinstance(module, nn.modules.batchnorm._NormBase):  # noqa: SLF001
                 for name, buffer in module._buffers.items():  # noqa: SLF001
                     if buffer is not None:
-                        self._tracked.add((number, name))
+                        self._tracked_keys.add((number, name))
         self._read_code()
 
     def _read_code(self) -> None:
-        """Find the global state that the code of the modules and of their hooks names."""
-        self._global_state = GlobalState(self._modules)
-        self._all_hooks = self._hooks_now()
-        # Attributes that the code writes: their reads are observed from the first step on.
-        for number, module in enumerate(self._modules):
-            for name in self._global_state.written & module.__dict__.keys() - _PRIVATE:
-                if not hasattr(getattr(type(module), name, None), "__set__"):
-                    self._tracked.add((number, name))
+        """Find the global state that the code of the modules and of their hooks names.
 
-    def _hooks_now(self) -> list[int]:
+        Attributes that this code writes are added to the tracked keys.
+        """
+        self._global_state = GlobalState(self._modules)
+        self._known_hook_ids = self._find_hook_ids()
+        for number, module in enumerate(self._modules):
+            for name in (
+                self._global_state.written_attributes & module.__dict__.keys() - _NOT_FOLLOWED
+            ):
+                # A property sets another attribute, which is tracked itself.
+                if not hasattr(getattr(type(module), name, None), "__set__"):
+                    self._tracked_keys.add((number, name))
+
+    def _find_hook_ids(self) -> list[int]:
+        """Return the ``id()`` of each hook that is registered on a module now."""
         return [id(hook) for module in self._modules for hook in hooks_of(module)]
 
-    def draws(self) -> set[str]:
-        """Return the packages with random generators that the code of the modules names."""
-        return set(self._global_state.draws)
+    def find_random_packages(self) -> set[str]:
+        """Return the packages with random generators that the code of the modules names.
+
+        For example ``{"numpy", "random"}``.
+        """
+        return set(self._global_state.random_packages)
 
     # --- a step -----------------------------------------------------------------------------------
 
     def begin(self, function: str) -> bool:
-        """Begin a step, and return whether its microbatches must run one after another."""
-        global _active
+        """Begin a step: record the state of all modules, and replace methods of `nn.Module`.
+
+        A warning is logged once for each step function with microbatches that must not overlap.
+
+        Args:
+            function: Name of the step function.
+
+        Returns:
+            Whether the microbatches of this step must run one after another.
+        """
+        global _active_state
         steps = self._steps[function] = self._steps.get(function, 0) + 1
-        self._learns = steps <= _FIRST_STEPS
-        self._in_turn = steps == 1 or self.agreed.get(function, False)
+        self._sends_all_state = steps <= _FIRST_STEPS
+        self._runs_in_turn = steps == 1 or self.agreed.get(function, False)
         self._function = function
-        late = self._late.pop(function, None)
-        if late and function not in self._warned:
-            self._warned.add(function)
+        late = self._late_writes.pop(function, None)
+        if late and function not in self._warned_functions:
+            self._warned_functions.add(function)
             _log.warning("%s: microbatches run one after another: %s\n%s", function, late, _FASTER)
-        if self._hooks_now() != self._all_hooks:
+        if self._find_hook_ids() != self._known_hook_ids:
             self._read_code()
-        self._entered.clear()
-        self._left_rank.clear()
-        self._returned.clear()
-        self._changed_microbatches.clear()
-        self._peer_changes = 0
-        self._cells = {}
-        self._places.clear()
-        self._keys.clear()
+        self._started_runs.clear()
+        self._runs_that_left.clear()
+        self._return_counts.clear()
+        self._late_microbatches.clear()
+        self._peer_late_count = 0
+        self._container_slots = {}
+        self._containers_by_key.clear()
+        self._key_by_container_id.clear()
         self._begin_containers(is_first_step=steps == 1)
-        for key in self._tracked:
+        for key in self._tracked_keys:
             if len(key) == 2:
-                self._slot(self._modules[key[0]], key)
+                self._ensure_slot(self._modules[key[0]], key)
         self._begin_tensors()
-        self._hooks = {}
-        for number, owner in enumerate(self._owner):
-            if owner != self.me:
-                self._hooks[number] = self.hooks_of(number)
+        self._hook_counts = {}
+        for number, owner in enumerate(self._owner_ranks):
+            if owner != self.rank:
+                self._hook_counts[number] = self.count_hooks(number)
         self._attributes_before = {}
-        if self._in_turn:
+        if self._runs_in_turn:
             self._attributes_before = dict(enumerate(map(_attributes_of, self._modules)))
-        if self._learns:
-            self._weak = []
+        # Weak dictionaries are searched for in the first steps only: that takes time.
+        if self._sends_all_state:
+            self._weak_dictionaries = []
             for number, module in enumerate(self._modules):
-                for name, value in _roots(module, self._global_state):
-                    if isinstance(value, _WEAK):
-                        self._weak.append((number, name, value))
-        _active = self
-        nn.Module.__setattr__, nn.Module.__delattr__ = _set, _delete  # type: ignore[method-assign,assignment]
-        nn.Module.register_buffer = _register  # type: ignore[method-assign,assignment]
-        return self._in_turn
+                for name, value in _find_roots(module, self._global_state):
+                    if isinstance(value, _WEAK_DICTIONARIES):
+                        self._weak_dictionaries.append((number, name, value))
+        # Last: from now on each write to a module is one of a microbatch.
+        _active_state = self
+        nn.Module.__setattr__, nn.Module.__delattr__ = _set_attribute, _delete_attribute  # type: ignore[method-assign,assignment]
+        nn.Module.register_buffer = _register_buffer  # type: ignore[method-assign,assignment]
+        return self._runs_in_turn
 
     def _begin_containers(self, *, is_first_step: bool) -> None:
-        """Record the content of the containers that modules hold."""
-        for key, cell in self._containers():
-            self._place(key, cell)
-            if is_first_step or key in self._tracked or not _is_too_large(key, cell):
-                self._cells[id(cell)] = _Slot(key, cell, containers.content(cell))
+        """Record the content of the containers that modules hold.
+
+        Args:
+            is_first_step: Whether this is the first step of the step function. Then large
+                containers are followed, too.
+        """
+        for key, container in self._find_containers():
+            self._record_place(key, container)
+            if is_first_step or key in self._tracked_keys or not _is_too_large(key, container):
+                self._container_slots[id(container)] = _Slot(
+                    key, container, containers.read_content(container)
+                )
             else:
-                self._unseen[id(cell)] = key, cell, containers.content(cell)
-        self._locals = [
-            slot for slot in self._cells.values() if isinstance(slot.where, containers.Local)
-        ]
+                self._unobserved_containers[id(container)] = (
+                    key,
+                    container,
+                    containers.read_content(container),
+                )
+        self._thread_local_slots = []
+        for slot in self._container_slots.values():
+            if isinstance(slot.holder, containers.ThreadLocalValues):
+                self._thread_local_slots.append(slot)
 
     def _begin_tensors(self) -> None:
-        """Record the versions of the tensors that modules hold, and other objects that can be
-        written in place.
+        """Record the versions of the tensors that modules hold, and the state of other objects
+        that can be written in place.
         """
         self._parameters.clear()
         for number, module in enumerate(self._modules):
-            if self._owner[number] != self.me:
+            if self._owner_ranks[number] != self.rank:
                 continue
             for name, parameter in module._parameters.items():  # noqa: SLF001
                 if parameter is not None and not parameter.is_inference():
@@ -577,172 +721,202 @@ class ModuleState:
         self._leaves = list(self._find_leaves())
         own_travellers = set()  # ids of leaves that go to other ranks by themselves
         for leaf in self._leaves:
-            if self._in_turn and leaf.travels():
-                written = containers.Written.of(leaf.value)
-                self._place(leaf.key, written)
+            if self._runs_in_turn and leaf.can_be_sent():
+                written = containers.LeafValues.of(leaf.value)
+                self._record_place(leaf.key, written)
                 own_travellers.add(id(leaf.value))
-                self._cells[id(written)] = _Slot(leaf.key, written, written.get())
+                self._container_slots[id(written)] = _Slot(leaf.key, written, written.get())
 
         self._buffers.clear()
         for number, module in enumerate(self._modules):
-            if self._owner[number] != self.me:
+            if self._owner_ranks[number] != self.rank:
                 continue
             own = module.__dict__
             for name, value in (*own["_buffers"].items(), *own.items()):
                 if not isinstance(value, torch.Tensor) or id(value) in own_travellers:
                     continue
+                # torch counts no versions of a tensor that was made in inference mode.
                 if not value.requires_grad and not value.is_inference():
                     self._buffers.append((number, name, value, value._version))  # noqa: SLF001
         self._buffer_ids = {id(buffer) for _, _, buffer, _ in self._buffers}
 
-    def _place(self, key: Key, cell: Any) -> None:
+    def _record_place(self, key: Key, container: Any) -> None:
         """Record where a container is when the step begins: all ranks have one there."""
-        self._places[key] = cell
-        self._keys[id(containers.held(cell))] = key
+        self._containers_by_key[key] = container
+        self._key_by_container_id[id(containers.represented_object(container))] = key
 
-    def agree(self, function: str, *, root: bool) -> bool:
-        """Return whether the microbatches of the next step of a function run in turn.
+    def decide_next_order(self, function: str, *, owns_root: bool) -> bool:
+        """Decide whether the microbatches of the next step of a function run one after another.
 
-        The owner of the root module decides for all ranks.
+        The owner of the root module decides from the late writes of this step, and stores the
+        decision in `agreed`. Other ranks return what this rank has told them.
 
         Args:
             function: Name of the step function.
-            root: Whether this rank owns the root module.
+            owns_root: Whether this rank owns the root module.
+
+        Returns:
+            Whether they run one after another.
         """
-        if root:
-            has_late_change = function in self._late
+        if owns_root:
+            has_late_write = function in self._late_writes
             # A single microbatch may have set up state for all others. Only state that changes
             # again keeps the microbatches in turn for good.
-            changes = max(len(self._changed_microbatches), self._peer_changes)
-            if has_late_change:
-                if changes > 1 or function in self._has_changed_once:
-                    self._stays_in_turn.add(function)
-                self._has_changed_once.add(function)
-            self.agreed[function] = has_late_change or function in self._stays_in_turn
+            late_count = max(len(self._late_microbatches), self._peer_late_count)
+            if has_late_write:
+                if late_count > 1 or function in self._functions_with_late_write:
+                    self._functions_always_in_turn.add(function)
+                self._functions_with_late_write.add(function)
+            self.agreed[function] = has_late_write or function in self._functions_always_in_turn
         return self.agreed.get(function, False)
 
-    def _require_turns(self, turn: Turn | None, reason: str) -> None:
-        """Let the microbatches of the next step run in turn.
+    def _require_sequential_step(self, run: MicrobatchRun | None, reason: str) -> None:
+        """Note a late write: the microbatches of the next step shall run one after another.
 
         Args:
-            turn: The microbatch that changed state; None if not known.
+            run: The microbatch that changed state; None if not known.
             reason: Words for a warning.
         """
-        self._late[self._function] = reason
-        if turn is not None:
-            self._changed_microbatches.add(turn.microbatch)
+        self._late_writes[self._function] = reason
+        if run is not None:
+            self._late_microbatches.add(run.microbatch)
 
     def end(self) -> None:
-        """End a step: the modules keep the state that the last microbatch sees."""
-        global _active
-        nn.Module.__setattr__, nn.Module.__delattr__ = _setattr, _delattr  # type: ignore[method-assign]
-        nn.Module.register_buffer = _register_buffer  # type: ignore[method-assign]
-        _active = None
+        """End a step: the modules keep the state that the last microbatch sees.
+
+        Attributes, containers and running statistics of the modules are written, and the methods of
+        `nn.Module` are torch's again. Nothing happens if no step has begun.
+        """
+        global _active_state
+        # First: the writes below are no writes of a microbatch.
+        nn.Module.__setattr__, nn.Module.__delattr__ = _torch_setattr, _torch_delattr  # type: ignore[method-assign]
+        nn.Module.register_buffer = _torch_register_buffer  # type: ignore[method-assign]
+        _active_state = None
         self._running.settle_all()
-        for slot in _slots.values():
-            self._tracked.add(slot.key)
-            if slot.turns:
-                _store(slot.where, slot.key[1], slot.last())
-        for slot in self._cells.values():
-            if slot.turns and slot.key[2] != _NEW:
-                if slot.changed:
-                    self._tracked.add(slot.key)
-                containers.assign(slot.where, slot.last())
-        for (kind, name), own in self._replaced.items():
+        for slot in _attribute_slots.values():
+            self._tracked_keys.add(slot.key)
+            if slot.versions:
+                _store(slot.holder, slot.key[1], slot.value_after_step())
+        for slot in self._container_slots.values():
+            if slot.versions and slot.key[2] != _MADE_IN_STEP:
+                if slot.has_changed:
+                    self._tracked_keys.add(slot.key)
+                containers.assign(slot.holder, slot.value_after_step())
+        for (kind, name), had_name in self._descriptors.items():
             default = kind.__dict__[name].default
             delattr(kind, name)
-            if own:
+            if had_name:
                 setattr(kind, name, default)
-        self._replaced.clear()
-        _slots.clear()
-        self._cells.clear()
-        self._places.clear()
-        self._keys.clear()
-        self._writes.clear()
+        self._descriptors.clear()
+        _attribute_slots.clear()
+        self._container_slots.clear()
+        self._containers_by_key.clear()
+        self._key_by_container_id.clear()
+        self._writes_by_microbatch.clear()
         self._known_by_peer.clear()
-        self._lent.clear()
-        self._unseen.clear()
-        containers.Settings.known.clear()
+        self._lent_items.clear()
+        self._unobserved_containers.clear()
+        containers.ObjectAttributes.by_object_id.clear()
 
-    def forget(self, before: int) -> None:
+    def free_ended(self, first_running: int) -> None:
         """Free tensors of microbatches that have ended and had a successor.
 
+        Only tensors that require a gradient are freed: each of them keeps a graph alive.
+
         Args:
-            before: The microbatches with a smaller number have ended.
+            first_running: The microbatches with a smaller number have ended.
         """
-        for slot in (*_slots.values(), *self._cells.values()):
-            ended = sorted(
-                turn
-                for turn, version in slot.turns.items()
-                if version.writes and turn.microbatch < before
-            )
-            for turn in ended:
-                version = slot.turns[turn]
-                version.saw_earlier = False  # no earlier microbatch can write any more
-                is_last = turn.microbatch == ended[-1].microbatch
-                if not is_last and _differentiable(version.value):
-                    version.value = version.shown = MISSING
-        for number, writes in self._writes.items():
-            if number >= before:
+        for slot in (*_attribute_slots.values(), *self._container_slots.values()):
+            ended = []
+            for run, version in slot.versions.items():
+                if version.writes and run.microbatch < first_running:
+                    ended.append(run)
+            ended.sort()
+            for run in ended:
+                version = slot.versions[run]
+                version.has_read_earlier = False  # no earlier microbatch can write any more
+                # The next microbatch may still read the value of the last one.
+                is_last = run.microbatch == ended[-1].microbatch
+                if not is_last and _has_differentiable_tensor(version.value):
+                    version.value = version.visible_value = MISSING
+        for number, writes in self._writes_by_microbatch.items():
+            if number >= first_running:
                 continue
             for key, (_, value) in list(writes.items()):
-                if _differentiable(value):
+                if _has_differentiable_tensor(value):
                     del writes[key]
 
-    def leave(self, turn: Turn, *, backward: bool = False) -> None:
+    def leave(self, run: MicrobatchRun, *, backward: bool = False) -> None:
         """Find and note the writes in place of a microbatch, before another one runs on this rank
         or this one goes to another rank.
 
         Args:
-            turn: The microbatch.
+            run: The microbatch.
             backward: Whether it was a backward pass. Then writes to buffers do not count: they are
                 of a forward that ran again.
 
         Raises:
-            StepError: Another microbatch may have read the state before this write.
+            StepError: Another microbatch may have read the state before this write, or a write
+                cannot be repeated on other ranks.
         """
         # Hot: this runs at each change of contexts. Plain loops, and no calls for unchanged state.
-        backward = backward or _in_backward()
+        backward = backward or _is_in_backward()
         for place, (number, name, buffer, version) in enumerate(self._buffers):
             if buffer._version != version:  # noqa: SLF001
                 self._buffers[place] = (number, name, buffer, buffer._version)  # noqa: SLF001
                 if not backward:
-                    self._note_buffer(turn, number, name, buffer)
-        for number, name, weak in self._weak:
+                    self._record_buffer_write(run, number, name, buffer)
+        for number, name, weak in self._weak_dictionaries:
             for key in list(weak):
                 if isinstance(key, torch.Tensor) and not isinstance(key, nn.Parameter):
                     raise StepError(
-                        f"attribute {name!r} of module {self.title(number)} has tensors as weak"
-                        " keys: which of them another partition or microbatch finds cannot be as in"
-                        " one process\nUse a dictionary with names."
+                        f"attribute {name!r} of module {self.module_title(number)} has tensors as"
+                        " weak keys: which of them another partition or microbatch finds cannot be"
+                        " as in one process\nUse a dictionary with names."
                     )
-        for title, lent_object, before in self._lent:
-            if containers.changed(lent_object, before):
+        for title, lent_object, before in self._lent_items:
+            if containers.has_changed(lent_object, before):
                 raise StepError(
                     f"module {title} keeps what it returned, and its caller wrote to that:"
                     " it would not change there\n"
                     "Write to a copy, or place the module with its caller with smp.set_partition."
                 )
-        for slot in list(self._cells.values()):
-            content = containers.content(slot.where)
-            if not containers.same(content, slot.installed):
-                self._note_content(slot, turn, content, backward=backward)
-        if not turn.is_copy:
-            if self._in_turn:
-                self._find_silent_writes(turn)
-            self._compare_leaves(turn, backward=backward)
-        for slot in _slots.values():
-            if not slot.late:
+        # A copy of the slots, because a new container adds a slot.
+        for slot in list(self._container_slots.values()):
+            content = containers.read_content(slot.holder)
+            if not containers.has_same_items(content, slot.installed_content):
+                self._record_container_write(slot, run, content, backward=backward)
+        if not run.is_copy:
+            if self._runs_in_turn:
+                self._find_silent_writes(run)
+            self._compare_leaves(run, backward=backward)
+        # A late write matters if a microbatch has read another value than the step began with.
+        for slot in _attribute_slots.values():
+            if not slot.has_late_write:
                 continue
-            for reader in slot.turns.values():
-                if reader.saw_earlier and not _equal(reader.seen, slot.base):
-                    if not slot.counts():
-                        self._require_turns(turn, self._where(slot))
+            for reader in slot.versions.values():
+                if reader.has_read_earlier and not _are_equal(
+                    reader.earlier_value, slot.initial_value
+                ):
+                    if not slot.is_counter():
+                        self._require_sequential_step(run, self._late_write_text(slot))
                     break
-        self._left_rank.add(turn)
+        self._runs_that_left.add(run)
 
-    def _note_buffer(self, turn: Turn, number: int, name: str, buffer: torch.Tensor) -> None:
-        """Note that a buffer was written in place."""
+    def _record_buffer_write(
+        self, run: MicrobatchRun, number: int, name: str, buffer: torch.Tensor
+    ) -> None:
+        """Note that a microbatch has written a buffer in place.
+
+        Args:
+            run: The microbatch.
+            number: Number of the module.
+            name: Name of the buffer.
+            buffer: The tensor. If the module has another one now, nothing is noted.
+
+        Raises:
+            StepError: A later microbatch may have read the buffer.
+        """
         module = self._modules[number]
         names = (name,)
         if name == "num_batches_tracked":
@@ -751,39 +925,57 @@ class ModuleState:
         for written_name in names:
             value = _stored_value(module, written_name)
             if written_name != name or value is buffer:
-                slot = self._slot(module, (number, written_name))
-                self._check_first(slot, turn)
-                slot.in_place = True
-                self._note(slot, turn, value)
+                slot = self._ensure_slot(module, (number, written_name))
+                self._check_first_write(slot, run)
+                slot.is_written_in_place = True
+                self._record_write(slot, run, value)
 
-    def _note_content(self, slot: _Slot, turn: Turn, content: Any, *, backward: bool) -> None:
-        """Note that a container has a new content."""
-        slot.changed = True
-        is_new = slot.key[2] == _NEW
-        if not is_new and not turn.is_copy and _is_comparably_other(slot.installed, content):
-            self._change(slot, turn, slot.installed, content, backward=backward)
-        slot.installed = content
-        self._note(slot, turn, content)
+    def _record_container_write(
+        self, slot: _Slot, run: MicrobatchRun, content: Any, *, backward: bool
+    ) -> None:
+        """Note that a microbatch has given a container a new content.
+
+        Args:
+            slot: The container.
+            run: The microbatch.
+            content: The new content.
+            backward: Whether a backward pass wrote.
+
+        Raises:
+            StepError: A later microbatch may have read the content before.
+        """
+        slot.has_changed = True
+        is_new = slot.key[2] == _MADE_IN_STEP
+        before = slot.installed_content
+        if not is_new and not run.is_copy and _is_comparably_other(before, content):
+            self._check_container_change(slot, run, before, content, backward=backward)
+        slot.installed_content = content
+        self._record_write(slot, run, content)
         if slot.key[-1] == _LEAF:
-            self._require_turns(turn, self._where(slot))
+            # Reads of such an object cannot be observed: so no microbatch may overlap.
+            self._require_sequential_step(run, self._late_write_text(slot))
             return
-        self._watch(slot.key, content if isinstance(content, list) else list(content.values()))
+        items = content if isinstance(content, list) else list(content.values())
+        self._follow_containers(slot.key, items)
         if is_new:
             # The container goes along with the attribute that holds it.
-            attribute = _slots.get((id(self._modules[slot.key[0]]), slot.key[1]))
+            attribute = _attribute_slots.get((id(self._modules[slot.key[0]]), slot.key[1]))
             if attribute is not None:
-                self._note(attribute, turn, attribute.find(turn)[1])
+                self._record_write(attribute, run, attribute.find_visible(run)[1])
 
-    def note_attribute(self, module: nn.Module, name: str) -> None:
-        """Record the value of an attribute that was written by way of `nn.Module`."""
-        attributes = self._attributes_before.get(self._numbers.get(id(module), -1))
+    def set_known_value(self, module: nn.Module, name: str) -> None:
+        """Store the present value of an attribute as known, so that `_find_silent_writes` does not
+        find it. The attribute was written by way of `nn.Module`, and that write is noted already.
+        """
+        attributes = self._attributes_before.get(self._module_numbers.get(id(module), -1))
         if attributes is not None:
             attributes[name] = _stored_value(module, name)
 
-    def _find_silent_writes(self, turn: Turn) -> None:
+    def _find_silent_writes(self, run: MicrobatchRun) -> None:
         """Find and note writes to attributes that did not go by way of `nn.Module`.
 
-        Only in a step with microbatches in turn.
+        For example ``module.__dict__["step"] = 3``. Only in a step with microbatches that run one
+        after another, because it takes time.
         """
         for number, before in self._attributes_before.items():
             module = self._modules[number]
@@ -792,66 +984,80 @@ class ModuleState:
                 value = attributes.get(name, MISSING)
                 if before.get(name, MISSING) is value:
                     continue
-                slot = _slots.get((id(module), name))
+                slot = _attribute_slots.get((id(module), name))
                 if slot is None:
-                    slot = self._slot(module, (number, name))
-                    slot.base = before.get(name, MISSING)
-                self._note(slot, turn, value)
-                self._require_turns(turn, self._where(slot))
+                    slot = self._ensure_slot(module, (number, name))
+                    slot.initial_value = before.get(name, MISSING)
+                self._record_write(slot, run, value)
+                self._require_sequential_step(run, self._late_write_text(slot))
             self._attributes_before[number] = attributes
 
-    def _compare_leaves(self, turn: Turn, *, backward: bool) -> None:
+    def _compare_leaves(self, run: MicrobatchRun, *, backward: bool) -> None:
         """Find writes in place to tensors, arrays and generators in attributes, containers and
-        objects.
+        objects, and let the next step run its microbatches one after another if need be.
+
+        Args:
+            run: The microbatch that may have written.
+            backward: Whether a backward pass ran.
 
         Raises:
-            StepError: Another microbatch may have read the object before this write.
+            StepError: Another microbatch may have read the object before this write, or the object
+                is of another rank's module.
         """
         for leaf in self._leaves:
-            state = leaf.now()
-            visit = (self.here(), self._returned[turn])
-            last_writer, last_visit = leaf.writer, leaf.visit
-            changed = state is not leaf.state
-            if changed:
-                leaf.writer, leaf.visit, leaf.state = turn, visit, state
-                self._check_owner(leaf)
+            state = leaf.read_state()
+            visit = (self.context_key(), self._return_counts[run])
+            last_writer, last_visit = leaf.last_writer, leaf.last_visit
+            has_changed = state is not leaf.state
+            if has_changed:
+                leaf.last_writer, leaf.last_visit, leaf.state = run, visit, state
+                self._check_leaf_owner(leaf)
             came_back = came_late = False
-            if not backward and last_writer is not None and not leaf.direct:
+            if not backward and last_writer is not None and not leaf.is_attribute:
                 # The microbatch wrote, left, and runs here again: another one would have written
                 # meanwhile, if they overlapped.
-                came_back = last_writer == turn and last_visit != visit
-                came_late = last_writer.microbatch > turn.microbatch
+                came_back = last_writer == run and last_visit != visit
+                came_late = last_writer.microbatch > run.microbatch
             attribute = (leaf.key[0], leaf.key[1])
-            if not self._in_turn:
-                is_unexpected = changed and attribute not in self._moving
-                if came_late or (is_unexpected and self._is_overlapped(turn)):
-                    raise StepError(f"{self._where_leaf(leaf)}\n{_REMEDY}")
-            elif changed:
-                self._moving.add(attribute)
-            if (changed and turn in self._left_rank) or (self._in_turn and came_back):
-                self._require_turns(turn, self._where_leaf(leaf))
+            if not self._runs_in_turn:
+                # In an overlapped step only those writes are expected that an earlier step has
+                # seen: after these, microbatches were found to be able to overlap.
+                is_unexpected = has_changed and attribute not in self._attributes_written_in_place
+                if came_late or (is_unexpected and self._is_overlapped(run)):
+                    raise StepError(f"{self._late_leaf_write_text(leaf)}\n{_REMEDY}")
+            elif has_changed:
+                self._attributes_written_in_place.add(attribute)
+            is_late_write = has_changed and run in self._runs_that_left
+            if is_late_write or (self._runs_in_turn and came_back):
+                self._require_sequential_step(run, self._late_leaf_write_text(leaf))
 
-    def returned(self, turn: Turn) -> None:
-        """Note that a microbatch has come back to this rank from a call of another rank."""
-        self._returned[turn] += 1
+    def count_return(self, run: MicrobatchRun) -> None:
+        """Count that a microbatch has come back to this rank from a call of another rank."""
+        self._return_counts[run] += 1
 
-    def _check_owner(self, leaf: _Leaf) -> None:
-        """Refuse a write to an object of another rank's module, unless the value travels."""
-        if leaf.elsewhere and not (self._in_turn and leaf.travels()):
+    def _check_leaf_owner(self, leaf: _Leaf) -> None:
+        """Refuse a write to an object of another rank's module, unless the value is sent there.
+
+        Raises:
+            StepError: The write would stay on this rank.
+        """
+        if leaf.is_on_other_rank and not (self._runs_in_turn and leaf.can_be_sent()):
             raise StepError(
                 f"{self._leaf_title(leaf)} is on another partition, and was written in"
                 f" place\n{_REMEDY}"
             )
 
     def _leaf_title(self, leaf: _Leaf) -> str:
-        return f"attribute {leaf.key[1]!r} of module {self.title(leaf.key[0])}"
+        """Return words for the attribute that holds an object."""
+        return f"attribute {leaf.key[1]!r} of module {self.module_title(leaf.key[0])}"
 
-    def _where_leaf(self, leaf: _Leaf) -> str:
+    def _late_leaf_write_text(self, leaf: _Leaf) -> str:
+        """Return the text of an error or a warning about a late write to an object."""
         return (
             f"{self._leaf_title(leaf)} is written where a microbatch that overlaps may have read it"
         )
 
-    def variable_left(self, words: str) -> None:
+    def record_variable_left(self, words: str) -> None:
         """Note that a microbatch has set a context variable and not reset it, so that the next
         microbatch sees the value.
 
@@ -862,145 +1068,188 @@ class ModuleState:
             StepError: A later microbatch may have begun without the value.
         """
         late = f"{words} is set and not set back, where a microbatch that overlaps may have read it"
-        if not self._in_turn:
+        if not self._runs_in_turn:
             raise StepError(f"{late}\n{_REMEDY}")
-        self._require_turns(self.turn(), late)
+        self._require_sequential_step(self.current_run(), late)
 
-    def _is_overlapped(self, turn: Turn) -> bool:
+    def _is_overlapped(self, run: MicrobatchRun) -> bool:
         """Return whether a later microbatch has run on this rank already."""
-        for other in self._entered:
-            if other.microbatch > turn.microbatch and not other.is_copy:
+        for other in self._started_runs:
+            if other.microbatch > run.microbatch and not other.is_copy:
                 return True
         return False
 
-    def _check_first(self, slot: _Slot, turn: Turn) -> None:
+    def _check_first_write(self, slot: _Slot, run: MicrobatchRun) -> None:
         """Check the first write to an attribute: reads before it were not observed.
 
         Raises:
             StepError: A later microbatch has run already, and may have read the attribute.
         """
-        if (
-            self._in_turn
-            or slot.turns
-            or slot.key in self._tracked
-            or not self._is_overlapped(turn)
-        ):
+        if self._runs_in_turn:
             return
-        if self._global_state.reads(slot.key[1]):
-            raise StepError(f"{self._where(slot)}\n{_REMEDY}")
+        are_reads_observed = bool(slot.versions) or slot.key in self._tracked_keys
+        if are_reads_observed or not self._is_overlapped(run):
+            return
+        if self._global_state.names_attribute(slot.key[1]):
+            raise StepError(f"{self._late_write_text(slot)}\n{_REMEDY}")
 
-    def _change(self, slot: _Slot, turn: Turn, before: Any, now: Any, *, backward: bool) -> None:
+    def _check_container_change(
+        self, slot: _Slot, run: MicrobatchRun, before: Any, now: Any, *, backward: bool
+    ) -> None:
         """Check the change of a container: an overlapping microbatch may have read the content.
+
+        Args:
+            slot: The container.
+            run: The microbatch that wrote.
+            before: The content that the microbatch saw before.
+            now: The new content.
+            backward: Whether a backward pass wrote.
 
         Raises:
             StepError: A later microbatch has run already, and the content was not only added to.
         """
-        if turn in self._left_rank:
-            self._require_turns(turn, self._where(slot))
-        if self._is_overlapped(turn) and not (_only_adds_keys(before, now) or backward):
-            raise StepError(f"{self._where(slot)}\n{_REMEDY}")
+        if run in self._runs_that_left:
+            self._require_sequential_step(run, self._late_write_text(slot))
+        if self._is_overlapped(run) and not (_only_adds_keys(before, now) or backward):
+            raise StepError(f"{self._late_write_text(slot)}\n{_REMEDY}")
         if isinstance(now, dict) and not backward:
-            self._compare_new(slot, turn, before, now)
+            self._check_new_keys(slot, run, before, now)
 
-    def _compare_new(
-        self, slot: _Slot, turn: Turn, before: dict[Any, Any], now: dict[Any, Any]
+    def _check_new_keys(
+        self, slot: _Slot, run: MicrobatchRun, before: dict[Any, Any], now: dict[Any, Any]
     ) -> None:
         """Compare the values of a new key that two microbatches wrote without seeing each other.
 
         A memo has equal values in both; different values mean that one depends on the other.
 
+        Args:
+            slot: The dictionary. ``slot.missed_by`` gets the microbatches that ran without the key.
+            run: The microbatch that wrote.
+            before: The items before the write.
+            now: The items after the write.
+
         Raises:
             StepError: The values differ.
         """
-        for key in now.keys() - slot.base.keys():
+        for key in now.keys() - slot.initial_value.keys():
             if key not in before:
                 later = set()
-                for other in self._entered:
-                    if other.microbatch > turn.microbatch and other.is_copy == turn.is_copy:
+                for other in self._started_runs:
+                    if other.microbatch > run.microbatch and other.is_copy == run.is_copy:
                         later.add(other)
-                slot.missed.setdefault(key, {})[turn] = later
+                slot.missed_by.setdefault(key, {})[run] = later
             elif now[key] is before[key]:
                 continue
-            for other, version in slot.turns.items():
-                is_missed = turn in slot.missed.get(key, {}).get(other, ())
-                is_missed |= key not in before and other.microbatch > turn.microbatch
+            for other, version in slot.versions.items():
+                is_missed = run in slot.missed_by.get(key, {}).get(other, ())
+                is_missed |= key not in before and other.microbatch > run.microbatch
                 if not is_missed or not isinstance(version.value, dict) or key not in version.value:
                     continue
                 value, other_value = now[key], version.value[key]
                 if not _is_comparable(value) or not _is_comparable(other_value):
                     continue
-                if not _equal(value, other_value):
-                    first, last = sorted((turn.microbatch, other.microbatch))
-                    raise self._error(slot, first, last, "after")
+                if not _are_equal(value, other_value):
+                    first, last = sorted((run.microbatch, other.microbatch))
+                    raise self._make_order_error(slot, first, last, "after")
 
-    def _where(self, slot: _Slot) -> str:
-        return f"{self._title(slot)} is written where a microbatch that overlaps may have read it"
+    def _late_write_text(self, slot: _Slot) -> str:
+        """Return the text of an error or a warning about a late write."""
+        return (
+            f"{self._slot_title(slot)} is written where a microbatch that overlaps may have read it"
+        )
 
-    def _watch(self, key: Key, value: Any) -> None:
-        """Begin to follow the containers in a new value."""
-        for cell in containers.cells(value, package(type(self._modules[key[0]]))):
-            if id(cell) not in self._unseen and id(cell) not in self._cells:
-                slot = _Slot((key[0], key[1], _NEW), cell, containers.content(cell))
-                self._cells[id(cell)] = slot
+    def _follow_containers(self, key: Key, value: Any) -> None:
+        """Begin to follow the containers in a value that was written in this step.
 
-    def enter(self, turn: Turn) -> None:
-        """Put the contents that a microbatch sees into the containers."""
-        self._entered.add(turn)
-        for slot in self._locals:  # another microbatch may have run on this thread, or none yet
-            slot.installed = slot.find(turn)[1]
-            if not containers.same(containers.content(slot.where), slot.installed):
-                containers.assign(slot.where, slot.installed)
-        for slot in self._cells.values():
-            if slot.turns:
-                value = slot.find(turn)[1]
-                if value is not slot.installed:
-                    containers.assign(slot.where, value)
-                    slot.installed = value
+        Args:
+            key: Where the value is.
+            value: The value.
+        """
+        for container in containers.find_containers(value, package(type(self._modules[key[0]]))):
+            if (
+                id(container) not in self._unobserved_containers
+                and id(container) not in self._container_slots
+            ):
+                slot = _Slot(
+                    (key[0], key[1], _MADE_IN_STEP), container, containers.read_content(container)
+                )
+                self._container_slots[id(container)] = slot
+
+    def enter(self, run: MicrobatchRun) -> None:
+        """Put the contents that a microbatch sees into the containers, before it runs here."""
+        self._started_runs.add(run)
+        # Another microbatch may have run on this thread, or none yet: so the content of a
+        # thread-local object is read first.
+        for slot in self._thread_local_slots:
+            slot.installed_content = slot.find_visible(run)[1]
+            if not containers.has_same_items(
+                containers.read_content(slot.holder), slot.installed_content
+            ):
+                containers.assign(slot.holder, slot.installed_content)
+        for slot in self._container_slots.values():
+            if slot.versions:
+                value = slot.find_visible(run)[1]
+                if value is not slot.installed_content:
+                    containers.assign(slot.holder, value)
+                    slot.installed_content = value
 
     # --- attributes -------------------------------------------------------------------------------
 
-    def slot(self, module: nn.Module, name: str) -> _Slot | None:
-        """Return the slot of an attribute; None if the attribute is not followed."""
-        slot = _slots.get((id(module), name))
+    def find_slot(self, module: nn.Module, name: str) -> _Slot | None:
+        """Return the slot of an attribute, which is made if the attribute has none yet.
+
+        None if the attribute is not followed: of a module outside the model, of torch, a property,
+        or on a thread that runs no microbatch.
+        """
+        slot = _attribute_slots.get((id(module), name))
         if slot is None:
-            number = self._numbers.get(id(module))
-            if number is None or name in _PRIVATE or self.turn() is None:
+            number = self._module_numbers.get(id(module))
+            if number is None or name in _NOT_FOLLOWED or self.current_run() is None:
                 return None
             if hasattr(getattr(type(module), name, None), "__set__"):
                 return None  # a property: it sets an attribute, which has a slot of its own
-            slot = self._slot(module, (number, name))
+            slot = self._ensure_slot(module, (number, name))
         return slot
 
-    def _slot(self, module: nn.Module, key: Key) -> _Slot:
-        """Return the slot of an attribute, and put a descriptor into the class of the module."""
+    def _ensure_slot(self, module: nn.Module, key: Key) -> _Slot:
+        """Return the slot of an attribute, which is made if the attribute has none yet.
+
+        A new slot puts a descriptor into the class of the module until the step ends: from then on
+        reads of the attribute are observed.
+        """
         kind, name = type(module), key[1]
-        if (kind, name) not in self._replaced:
+        if (kind, name) not in self._descriptors:
             default = inspect.getattr_static(kind, name, MISSING)
+            # A base class may have a descriptor already: its default is the class's own value.
             if isinstance(default, _Attribute):
                 default = default.default
-            self._replaced[kind, name] = name in kind.__dict__
+            self._descriptors[kind, name] = name in kind.__dict__
             setattr(kind, name, _Attribute(name, default))
         place = (id(module), name)
-        if place not in _slots:
-            _slots[place] = _Slot(key, module, _stored_value(module, name))
-        return _slots[place]
+        if place not in _attribute_slots:
+            _attribute_slots[place] = _Slot(key, module, _stored_value(module, name))
+        return _attribute_slots[place]
 
-    def hooks_of(self, number: int) -> int:
-        """Return the number of hooks of a module."""
+    def count_hooks(self, number: int) -> int:
+        """Return how many hooks of all kinds a module has, by the number of the module."""
         own = self._modules[number].__dict__
         return sum(len(own[kind]) for kind in HOOKS)
 
     def check_hooks(self, number: int) -> None:
         """Refuse a hook that was registered in this step on a module of another rank.
 
+        Args:
+            number: Number of the module.
+
         Raises:
             StepError: The owner of the module does not have the hook.
         """
-        if self.hooks_of(number) == self._hooks[number]:
+        if self.count_hooks(number) == self._hook_counts[number]:
             return
+        # Hugging Face's hooks are set on the owner, too (variables.py).
         if not variables.is_hooked(self._modules[number]):
             raise StepError(
-                f"a hook was registered in a step on module {self.title(number)},"
+                f"a hook was registered in a step on module {self.module_title(number)},"
                 " which is on another partition, where it would not run\n"
                 "Register it before the step on all ranks, or place it with smp.set_partition."
             )
@@ -1008,7 +1257,9 @@ class ModuleState:
     def write(
         self, module: nn.Module, name: str, value: Any, put: Callable[[], None] | None = None
     ) -> None:
-        """Set an attribute of a module, and note the write.
+        """Set an attribute of a module, and note the write of the running microbatch.
+
+        Submodules and parameters are set, too, but are no state of a microbatch.
 
         Args:
             module: The module.
@@ -1020,111 +1271,130 @@ class ModuleState:
             StepError: It is a buffer of another rank, or another microbatch may have read it.
         """
         own = module.__dict__
-        put = put or functools.partial(_setattr, module, name, value)
-        if id(module) not in self._numbers or isinstance(value, nn.Module | nn.Parameter):
+        put = put or functools.partial(_torch_setattr, module, name, value)
+        is_of_model = id(module) in self._module_numbers
+        if not is_of_model or isinstance(value, nn.Module | nn.Parameter):
             put()
             return
         if name in own["_parameters"] or name in own["_modules"]:
             put()
             return
-        new = (id(module), name) not in _slots
-        slot = self.slot(module, name)
-        if slot is not None and name in own["_buffers"] and self._owner[slot.key[0]] != self.me:
+        is_first = (id(module), name) not in _attribute_slots
+        slot = self.find_slot(module, name)
+        is_buffer = slot is not None and name in own["_buffers"]
+        if slot is not None and is_buffer and self._owner_ranks[slot.key[0]] != self.rank:
             raise StepError(
-                f"{self._title(slot)} is a buffer on another partition, where it would not"
+                f"{self._slot_title(slot)} is a buffer on another partition, where it would not"
                 f" change\n{_REMEDY}"
             )
+        # `put` may come to the descriptor's __set__: this write is noted below, and only once.
         self.quiet = True
         try:
             put()
         finally:
             self.quiet = False
-            self.note_attribute(module, name)
-        if slot is not None:
-            turn = self.turn()
-            if new and turn is not None and not turn[1] and not _equal(value, slot.base):
-                self._check_first(slot, turn)
-            if new and type(value) in _NUMBERS and type(slot.base) in _NUMBERS:
-                # The read before could not be observed: most likely the number is counted up.
-                self.read(slot)
-            self.note(slot, _stored_value(module, name))
-            self._watch(slot.key, value)
-            if isinstance(value, _WEAK):
-                self._weak.append((slot.key[0], name, value))
+            self.set_known_value(module, name)
+        if slot is None:
+            return
+        run = self.current_run()
+        is_first_of_run = is_first and run is not None and not run.is_copy
+        # Last, because the comparison of two tensors takes time.
+        if run is not None and is_first_of_run and not _are_equal(value, slot.initial_value):
+            self._check_first_write(slot, run)
+        has_numbers = type(value) in _NUMBER_CLASSES and type(slot.initial_value) in _NUMBER_CLASSES
+        if is_first and has_numbers:
+            # The read before could not be observed: most likely the number is counted up.
+            self.read(slot)
+        self.record_write(slot, _stored_value(module, name))
+        self._follow_containers(slot.key, value)
+        if isinstance(value, _WEAK_DICTIONARIES):
+            self._weak_dictionaries.append((slot.key[0], name, value))
 
-    def updated(self, slot: _Slot) -> Any:
+    def statistic_to_update(self, slot: _Slot) -> Any:
         """Return the tensor that the running microbatch updates in place of a running statistic.
 
-        UNSENT if no microbatch runs on this thread.
+        UNSENT if no microbatch runs on this thread, or only its copy: then the buffer itself is
+        updated.
         """
-        turn = self.turn()
-        if turn is None or turn[1]:
+        run = self.current_run()
+        if run is None or run.is_copy:
             return UNSENT
-        return self._running.buffer(slot.where, slot.key[1], turn[0])
+        return self._running.buffer(slot.holder, slot.key[1], run.microbatch)
 
-    def _settle(self, slot: _Slot) -> None:
+    def _settle_statistics(self, slot: _Slot) -> None:
         """Put the updates of running statistics into the buffers, because a microbatch reads them.
+
+        The next step is made to run its microbatches one after another.
 
         Raises:
             StepError: Microbatches overlap, and earlier ones may update the statistics later.
         """
-        if not self._in_turn:
+        if not self._runs_in_turn:
             raise StepError(
-                f"{self._title(slot)} was read where other microbatches update it\n{_REMEDY}"
+                f"{self._slot_title(slot)} was read where other microbatches update it\n{_REMEDY}"
             )
-        self._running.settle(slot.where)
-        self._require_turns(self.turn(), self._where(slot))
+        self._running.settle(slot.holder)
+        self._require_sequential_step(self.current_run(), self._late_write_text(slot))
 
     def read(self, slot: _Slot) -> Any:
         """Return the value that the running microbatch sees, and note the read.
 
-        UNSENT if no microbatch runs on this thread.
+        UNSENT if no microbatch runs on this thread. MISSING if the attribute was deleted.
 
         Raises:
             StepError: A later microbatch has written in place already, or the value is not here.
         """
-        turn = self.turn()
-        if turn is None:
+        run = self.current_run()
+        if run is None:
             return UNSENT
-        if slot.key[1] in running.BUFFERS and self._running.waits(slot.where):
-            self._settle(slot)
-        source, value = slot.find(turn)
-        version = slot.turns.get(turn)
+        if slot.key[1] in running.BUFFERS and self._running.waits(slot.holder):
+            self._settle_statistics(slot)
+        source, value = slot.find_visible(run)
+        version = slot.versions.get(run)
         if version is None:
-            version = slot.turns[turn] = _Version()
-        if source != turn and not version.saw_earlier:
-            version.saw_earlier, version.seen = True, value
-            version.read_time = next(self._time)
+            version = slot.versions[run] = _Version()
+        if source != run and not version.has_read_earlier:
+            version.has_read_earlier, version.earlier_value = True, value
+            version.read_time = next(self._clock)
         version.reads += 1
-        version.fetched = True
-        if slot.in_place and not _in_backward():
-            if turn in self._left_rank:
-                self._require_turns(turn, self._where(slot))
-            for other, other_version in slot.turns.items():
-                is_later = other.microbatch > turn.microbatch and other.is_copy == turn.is_copy
+        version.is_fetched = True
+        # A tensor that is written in place has one value for all: a later microbatch's is wrong.
+        if slot.is_written_in_place and not _is_in_backward():
+            if run in self._runs_that_left:
+                self._require_sequential_step(run, self._late_write_text(slot))
+            for other, other_version in slot.versions.items():
+                is_later = other.microbatch > run.microbatch and other.is_copy == run.is_copy
                 if is_later and other_version.writes:
-                    raise self._error(slot, other.microbatch, turn.microbatch, "before")
-        if source is not None and slot.turns[source].writer != self.here():
-            self._remote_reads.add(slot.key)
+                    raise self._make_order_error(slot, other.microbatch, run.microbatch, "before")
+        if source is not None and slot.versions[source].writer != self.context_key():
+            self._remotely_read_keys.add(slot.key)
         if value is UNSENT:
             raise StepError(
-                f"{self._title(slot)} was set on another partition: it cannot be sent, or was not"
-                f" read on this one in the first steps\n{_REMEDY}"
+                f"{self._slot_title(slot)} was set on another partition: it cannot be sent, or was"
+                f" not read on this one in the first steps\n{_REMEDY}"
             )
         return value
 
-    def note(self, slot: _Slot, value: Any) -> None:
-        """Note a write of the running microbatch."""
-        turn = self.turn()
-        if turn is not None:
-            self._note(slot, turn, value)
+    def record_write(self, slot: _Slot, value: Any) -> None:
+        """Note a write of the running microbatch; nothing is noted if none runs on this thread.
 
-    def _note(self, slot: _Slot, turn: Turn, value: Any, stamp: Stamp | None = None) -> None:
-        """Note a write.
+        Raises:
+            StepError: A later microbatch has read the value before.
+        """
+        run = self.current_run()
+        if run is not None:
+            self._record_write(slot, run, value)
+
+    def _record_write(
+        self, slot: _Slot, run: MicrobatchRun, value: Any, stamp: Stamp | None = None
+    ) -> None:
+        """Note a write in the slot, and among the writes that go to other ranks.
+
+        The attribute or container itself is not written.
 
         Args:
             slot: The state that was written.
-            turn: The microbatch that wrote.
+            run: The microbatch that wrote.
             value: The new value.
             stamp: The write on another rank that the value came from; None for a write on this
                 rank.
@@ -1132,56 +1402,64 @@ class ModuleState:
         Raises:
             StepError: A later microbatch has read the value before.
         """
-        version = slot.turns.setdefault(turn, _Version())
+        version = slot.versions.setdefault(run, _Version())
+        # Reads of containers are not observed: a microbatch that writes is taken to have read.
         if len(slot.key) > 2 and not version.writes:
-            version.saw_earlier, version.seen = True, slot.find(turn)[1]
-        if not version.writes or not _in_backward():
-            version.shown = value
-        version.value, version.time = value, next(self._time)
+            version.has_read_earlier, version.earlier_value = True, slot.find_visible(run)[1]
+        if not version.writes or not _is_in_backward():
+            version.visible_value = value
+        version.value, version.time = value, next(self._clock)
         version.writes += 1
-        slot.late |= turn in self._left_rank
+        slot.has_late_write |= run in self._runs_that_left
         if stamp is None:
-            version.own += 1
-            version.writer = self.here()
+            version.own_writes += 1
+            version.writer = self.context_key()
         else:
             version.writer = stamp
-        if not turn.is_copy:
-            sent = value
+        if not run.is_copy:
+            sent_value = value
             if stamp is None and _has_new_object(slot, value):
-                sent = UNSENT
-            writes = self._writes.setdefault(turn.microbatch, {})
-            writes[slot.key] = (stamp or (self.me, version.time), sent)
+                sent_value = UNSENT
+            writes = self._writes_by_microbatch.setdefault(run.microbatch, {})
+            writes[slot.key] = (stamp or (self.rank, version.time), sent_value)
         # A switch may be reset before the microbatch ends, and then there is no conflict: so
-        # conflict() checks these at the end of the step.
+        # find_conflict() checks these at the end of the step.
         if not isinstance(value, bool | str | _Mark | None):
-            conflict = self._conflict(slot)
+            conflict = self._find_slot_conflict(slot)
             if conflict is not None:
                 raise conflict
 
-    def conflict(self) -> StepError | None:
-        """Return an error if a microbatch read a value that an earlier one wrote again later."""
-        for slot in (*_slots.values(), *self._cells.values()):
-            conflict = self._conflict(slot)
+    def find_conflict(self) -> StepError | None:
+        """Return an error if a microbatch read a value that an earlier one wrote again later.
+
+        The error is not raised. None if all microbatches saw what one process would show them.
+        """
+        for slot in (*_attribute_slots.values(), *self._container_slots.values()):
+            conflict = self._find_slot_conflict(slot)
             if conflict is not None:
                 return conflict
-        return self._changed_unseen()
+        return self._find_unobserved_change()
 
-    def _changed_unseen(self) -> StepError | None:
-        """Return an error if a container changed that is too large or too deep to be followed."""
-        for key, cell, before in self._unseen.values():
-            if id(cell) in self._cells:
+    def _find_unobserved_change(self) -> StepError | None:
+        """Return an error if a container changed that is too large or too deep to be followed.
+
+        None if there is no such change.
+        """
+        for key, container, before in self._unobserved_containers.values():
+            if id(container) in self._container_slots:
                 continue
-            if not containers.same(before, containers.content(cell)):
+            if not containers.has_same_items(before, containers.read_content(container)):
                 return StepError(
-                    f"attribute {key[1]!r} of module {self.title(key[0])} has more than"
-                    f" {containers.LARGE} items or {_MOST} containers: what is in it is looked at"
-                    " only if it changes in the first step of a step function, and it changed in a"
-                    " later one\nKeep it smaller, or make it a buffer."
+                    f"attribute {key[1]!r} of module {self.module_title(key[0])} has more than"
+                    f" {containers.MOST_COMPARED_ITEMS} items or {_MOST_CONTAINERS} containers:"
+                    " what is in it is looked at only if it changes in the first step of a step"
+                    " function, and it changed in a later one\nKeep it smaller, or make it a"
+                    " buffer."
                 )
         return None
 
     @contextlib.contextmanager
-    def explained(self) -> Iterator[None]:
+    def explain_backward_errors(self) -> Iterator[None]:
         """Explain an error of torch in a backward pass: name the parameter that was written in this
         step, or the container that keeps a tensor of a freed graph.
 
@@ -1192,65 +1470,84 @@ class ModuleState:
         try:
             yield
         except RuntimeError as error:
-            written = self._written_parameter()
-            if type(error) is RuntimeError and written is not None:
+            # An error of a subclass has a message of its own.
+            if type(error) is not RuntimeError:
+                raise
+            written = self._find_written_parameter()
+            if written is not None:
                 raise StepError(
                     f"{written} was written in the step, where other microbatches still need its"
                     f" former value for their gradients: {error}\nWrite it after the step, or set"
                     ' "active_microbatches" to 1, so that microbatches run in turn.'
                 ) from error
-            holder = self._slot_with_graph()
-            if type(error) is not RuntimeError or holder is None:
+            holder = self._find_slot_with_graph()
+            if holder is None:
                 raise
             raise StepError(
-                f"{self._title(holder)} keeps a tensor that needs a gradient,"
+                f"{self._slot_title(holder)} keeps a tensor that needs a gradient,"
                 f" whose graph may have ended: {error}\n"
                 "Detach it, or take it out when it is no longer used."
                 " Or place the modules that use it on one partition with smp.set_partition."
             ) from error
 
-    def _slot_with_graph(self) -> _Slot | None:
+    def _find_slot_with_graph(self) -> _Slot | None:
         """Return a container in which a microbatch has put a tensor that requires a gradient."""
-        for slot in self._cells.values():
-            for version in slot.turns.values():
-                if _differentiable(version.value):
+        for slot in self._container_slots.values():
+            for version in slot.versions.values():
+                if _has_differentiable_tensor(version.value):
                     return slot
         return None
 
-    def _written_parameter(self) -> str | None:
+    def _find_written_parameter(self) -> str | None:
         """Return words for a parameter of this rank that was written in this step, or None."""
         for number, name, parameter, version in self._parameters:
             if parameter._version != version:  # noqa: SLF001
-                return f"parameter {name!r} of module {self.title(number)}"
+                return f"parameter {name!r} of module {self.module_title(number)}"
         return None
 
-    def _conflict(self, slot: _Slot) -> StepError | None:
-        """Return an error if a microbatch read a value that an earlier one wrote again later."""
-        if len(slot.turns) < 2:
+    def _find_slot_conflict(self, slot: _Slot) -> StepError | None:
+        """Return an error if a microbatch read a value that an earlier one wrote again later.
+
+        The error is not raised. None if there is no such read.
+        """
+        if len(slot.versions) < 2:
             return None
-        for turn, version in slot.turns.items():
-            if version.saw_earlier and _is_outdated(slot, turn, version) and not slot.counts():
-                writers = []
-                for other, other_version in slot.turns.items():
-                    if other_version.writes and other.microbatch < turn.microbatch:
-                        writers.append(other.microbatch)
-                return self._error(slot, max(writers), turn.microbatch, "after")
+        for run, version in slot.versions.items():
+            if not version.has_read_earlier or not _is_outdated(slot, run, version):
+                continue
+            if slot.is_counter():
+                continue
+            writers = []
+            for other, other_version in slot.versions.items():
+                if other_version.writes and other.microbatch < run.microbatch:
+                    writers.append(other.microbatch)
+            return self._make_order_error(slot, max(writers), run.microbatch, "after")
         return None
 
-    def _error(self, slot: _Slot, writer: int, reader: int, when: str) -> StepError:
+    def _make_order_error(self, slot: _Slot, writer: int, reader: int, when: str) -> StepError:
+        """Return an error: one microbatch wrote before or after another one read.
+
+        Args:
+            slot: The state.
+            writer: Number of the microbatch that wrote.
+            reader: Number of the microbatch that read.
+            when: "before" or "after": the write, as seen from the read.
+        """
         return StepError(
-            f"{self._title(slot)} was written by microbatch {writer} {when} microbatch {reader}"
-            f" read it\n{_REMEDY}"
+            f"{self._slot_title(slot)} was written by microbatch {writer} {when} microbatch"
+            f" {reader} read it\n{_REMEDY}"
         )
 
-    def _title(self, slot: _Slot) -> str:
-        return f"attribute {slot.key[1]!r} of module {self.title(slot.key[0])}"
+    def _slot_title(self, slot: _Slot) -> str:
+        """Return words for an attribute: ``attribute 'cache' of module 3 (Linear)``, say."""
+        return f"attribute {slot.key[1]!r} of module {self.module_title(slot.key[0])}"
 
     # --- other ranks ------------------------------------------------------------------------------
 
-    def held(self, microbatch: int) -> frozenset[Stamp]:
+    def find_known_stamps(self, microbatch: int) -> frozenset[Stamp]:
         """Return the stamps of the writes of a microbatch that this rank knows."""
-        return frozenset(stamp for stamp, _ in self._writes.get(microbatch, {}).values())
+        writes = self._writes_by_microbatch.get(microbatch, {})
+        return frozenset(stamp for stamp, _ in writes.values())
 
     def pack(
         self,
@@ -1260,7 +1557,9 @@ class ModuleState:
         copy: bool = False,
         held: frozenset[Stamp] | None = None,
     ) -> tuple[StateHeader, list[Any]]:
-        """Return the state that another rank needs of a microbatch.
+        """Return the state that another rank needs of a microbatch and of earlier ones.
+
+        The returned writes are remembered as known by the other rank.
 
         Args:
             microbatch: The microbatch.
@@ -1270,16 +1569,17 @@ class ModuleState:
                 without tensors that require a gradient.
 
         Returns:
-            A header, and the values of its writes.
+            A header, and the values of its writes; `EMPTY_HEADER` and no values if the other rank
+            needs none. A value that cannot be sent is UNSENT.
         """
         if not copy:
-            self._share(Turn(microbatch))
+            self._record_shared_containers(MicrobatchRun(microbatch))
         remote_reads: tuple[Key, ...] = ()
-        if self._reads_told.get(peer, 0) < len(self._remote_reads):
-            self._reads_told[peer] = len(self._remote_reads)
-            remote_reads = tuple(self._remote_reads)
-        late = max(len(self._changed_microbatches), self._peer_changes)
-        if not self._writes:
+        if self._reads_told_to_peer.get(peer, 0) < len(self._remotely_read_keys):
+            self._reads_told_to_peer[peer] = len(self._remotely_read_keys)
+            remote_reads = tuple(self._remotely_read_keys)
+        late = max(len(self._late_microbatches), self._peer_late_count)
+        if not self._writes_by_microbatch:
             if not remote_reads and not late:
                 return EMPTY_HEADER, []
             return EMPTY_HEADER._replace(remote_reads=remote_reads, late=late), []
@@ -1289,43 +1589,45 @@ class ModuleState:
         values: list[Any] = []
         numbers = [microbatch]
         if not copy:
-            numbers = sorted(number for number in self._writes if number <= microbatch)
+            numbers = sorted(n for n in self._writes_by_microbatch if n <= microbatch)
         for number in numbers:
             is_earlier = number < microbatch
             peer_has = known if held is None or is_earlier else held
-            for key, (stamp, value) in self._writes.get(number, {}).items():
-                if self._stays(key):
+            for key, (stamp, value) in self._writes_by_microbatch.get(number, {}).items():
+                if self._is_kept_on_rank(key):
                     continue
                 has = stamp in peer_has
                 # A tensor that requires a gradient is sent again for each call, because the graph
                 # of a call has only the tensors that came with the call.
-                is_differentiable = _differentiable(value)
+                is_differentiable = _has_differentiable_tensor(value)
                 if has and (is_earlier or held is not None or copy or not is_differentiable):
                     continue
+                # Only the microbatch that made such a tensor can use it (_without_gradients).
                 if is_earlier and is_differentiable:
                     continue
                 # After the first steps, attributes are sent only if another rank has read them.
                 is_unread = (
-                    not self._learns
+                    not self._sends_all_state
                     and len(key) == 2
-                    and key not in self._remote_reads
-                    and not isinstance(value, _PLAIN)
+                    and key not in self._remotely_read_keys
+                    and not isinstance(value, _PLAIN_CLASSES)
                 )
                 if is_unread and has:
                     continue
                 known.add(stamp)
                 writes.append((key, stamp, number))
                 sent = self._with_names(key, value)
-                if is_unread or not _sendable(sent):
+                if is_unread or not _is_sendable(sent):
                     sent = UNSENT
                 values.append(sent)
         is_unchanged = not writes and not remote_reads and not late
-        if is_unchanged and held is None and microbatch not in self._writes:
+        if is_unchanged and held is None and microbatch not in self._writes_by_microbatch:
             return EMPTY_HEADER, []
-        return StateHeader(tuple(writes), self.held(microbatch), remote_reads, late=late), values
+        stamps = self.find_known_stamps(microbatch)
+        return StateHeader(tuple(writes), stamps, remote_reads, late=late), values
 
     def _with_names(self, key: Key, value: Any) -> Any:
-        """Replace each container in a value by its name, where the other rank has it, too.
+        """Return a value with a name in the place of each container that the other rank has, too.
 
         Args:
             key: Where the value is.
@@ -1333,9 +1635,10 @@ class ModuleState:
         """
 
         def name_of(item: Any) -> Any:
-            if isinstance(item, _PLAIN):
+            """Return the name of a container; any other item unchanged."""
+            if isinstance(item, _PLAIN_CLASSES):
                 return item
-            item_key = self._keys.get(id(item))
+            item_key = self._key_by_container_id.get(id(item))
             if item_key is None or item_key == key:
                 return item
             return _ContainerName(item_key)
@@ -1343,7 +1646,7 @@ class ModuleState:
         return _map_value(name_of, key, value)
 
     def _with_own_containers(self, value: Any, key: Key) -> Any:
-        """Replace the names of containers by this rank's own containers.
+        """Return a value with this rank's own containers in the place of their names.
 
         Args:
             value: A value that came from another rank.
@@ -1354,51 +1657,56 @@ class ModuleState:
         """
 
         def own_container(item: Any) -> Any:
+            """Return this rank's container of a name; any other item unchanged."""
             if not isinstance(item, _ContainerName):
                 return item
-            container = self._resolve(item.key)
+            container = self._find_holder(item.key)
             if container is None:
                 raise StepError(
-                    f"attribute {item.key[1]!r} of module {self.title(item.key[0])} is not the same"
-                    f" on two ranks, and was written\n{_REMEDY}"
+                    f"attribute {item.key[1]!r} of module {self.module_title(item.key[0])} is not"
+                    f" the same on two ranks, and was written\n{_REMEDY}"
                 )
-            return containers.held(container)
+            return containers.represented_object(container)
 
         return _map_value(own_container, key, value)
 
-    def old(self, microbatch: int) -> set[int]:
-        """Return the ``id()`` of the tensors that containers keep from before this step."""
-        old_tensors: set[int] = set()
-        for key in self._writes.get(microbatch, {}):
-            slot = self._cells.get(id(self._places.get(key)))
-            if slot is not None:
-                old_tensors.update(map(id, tensors_in(list(containers.items(slot.base)))))
-        return old_tensors
-
-    def _share(self, turn: Turn) -> None:
-        """Note the containers that modules of several ranks hold, so that they travel with the
-        microbatch.
-        """
-        if not self._shared:
-            return
-        for slot in self._cells.values():
-            if slot.key not in self._shared or turn in slot.turns:
-                continue
-            if (
-                _is_too_large(slot.key, slot.where)
-                and not slot.changed
-                and slot.key not in self._tracked
-            ):
-                continue  # a large table, equal on all ranks
-            if all(map(_is_useful_later, containers.items(slot.installed))):
-                self._note(slot, turn, slot.installed)
-                slot.turns[turn].sent = slot.installed
-
-    def unpack(self, turn: Turn, header: StateHeader, values: Sequence[Any], peer: int) -> None:
-        """Take over the writes of another rank.
+    def find_old_tensors(self, microbatch: int) -> set[int]:
+        """Return the ``id()`` of the tensors that containers keep from before this step.
 
         Args:
-            turn: The microbatch that came.
+            microbatch: The microbatch; only containers count that it has written.
+        """
+        old_tensors: set[int] = set()
+        for key in self._writes_by_microbatch.get(microbatch, {}):
+            slot = self._container_slots.get(id(self._containers_by_key.get(key)))
+            if slot is not None:
+                items = list(containers.items_of(slot.initial_value))
+                old_tensors.update(map(id, tensors_in(items)))
+        return old_tensors
+
+    def _record_shared_containers(self, run: MicrobatchRun) -> None:
+        """Note a write of each container that modules of several ranks hold, so that its content
+        travels with the microbatch.
+        """
+        if not self._shared_keys:
+            return
+        for slot in self._container_slots.values():
+            if slot.key not in self._shared_keys or run in slot.versions:
+                continue
+            has_ever_changed = slot.has_changed or slot.key in self._tracked_keys
+            if not has_ever_changed and _is_too_large(slot.key, slot.holder):
+                continue  # a large table, equal on all ranks
+            if all(map(_is_useful_later, containers.items_of(slot.installed_content))):
+                self._record_write(slot, run, slot.installed_content)
+                slot.versions[run].sent_value = slot.installed_content
+
+    def unpack(
+        self, run: MicrobatchRun, header: StateHeader, values: Sequence[Any], peer: int
+    ) -> None:
+        """Take over the writes of another rank: write them to this rank's modules, and note them.
+
+        Args:
+            run: The microbatch that came.
             header: Describes the writes.
             values: The values of the writes.
             peer: The other rank.
@@ -1406,112 +1714,134 @@ class ModuleState:
         Raises:
             StepError: A value cannot be sent, or another microbatch may have read it before.
         """
-        self._remote_reads.update(header.remote_reads)
+        self._remotely_read_keys.update(header.remote_reads)
         if header.late:
-            self._late.setdefault(self._function, "")
-            self._peer_changes = max(self._peer_changes, header.late)
-        known = self._known_by_peer.setdefault((peer, turn.is_copy), set())
+            # Only the rank of the late write has words for a warning.
+            self._late_writes.setdefault(self._function, "")
+            self._peer_late_count = max(self._peer_late_count, header.late)
+        known = self._known_by_peer.setdefault((peer, run.is_copy), set())
         for (key, stamp, number), sent_value in zip(header.writes, values, strict=True):
             known.add(stamp)
-            writer = Turn(number, turn.is_copy)
+            writer = MicrobatchRun(number, run.is_copy)
             value = self._with_own_containers(sent_value, key)
-            own_write = self._writes.get(number, {}).get(key)
-            if own_write is not None and own_write[0] == stamp and not _differentiable(value):
+            own_write = self._writes_by_microbatch.get(number, {}).get(key)
+            has_write = own_write is not None and own_write[0] == stamp
+            if own_write is not None and has_write and not _has_differentiable_tensor(value):
                 if not writer.is_copy:
                     continue
                 value = own_write[1]  # this rank has the same objects already
-            where = self._resolve(key)
-            if where is None:
+            holder = self._find_holder(key)
+            if holder is None:
                 continue
             if len(key) == 2:
                 self._unpack_attribute(writer, key, value, stamp)
                 continue
-            is_list = isinstance(where, (list, collections.deque))
+            is_list = isinstance(holder, (list, collections.deque))
             if value is not UNSENT and is_list != isinstance(value, list):
                 self._warn_of_kind(key)
                 continue
-            if isinstance(where, containers.Names) and value is not UNSENT:
-                settled = where.settled(value)
+            if isinstance(holder, containers.Namespace) and value is not UNSENT:
+                settled = holder.with_own_objects(value)
                 value = UNSENT if settled is None else settled
             if value is UNSENT:
                 raise StepError(
-                    f"attribute {key[1]!r} of module {self.title(key[0])} cannot be sent\n{_REMEDY}"
+                    f"attribute {key[1]!r} of module {self.module_title(key[0])} cannot be"
+                    f" sent\n{_REMEDY}"
                 )
-            cell = self._cells.get(id(where))
-            if cell is None:
-                cell = self._cells[id(where)] = _Slot(key, where, containers.content(where))
-            before = cell.find(writer)[1]
+            slot = self._container_slots.get(id(holder))
+            if slot is None:
+                slot = _Slot(key, holder, containers.read_content(holder))
+                self._container_slots[id(holder)] = slot
+            before = slot.find_visible(writer)[1]
             value = _with_old_objects(before, value)
             if _is_comparably_other(before, value):
-                cell.changed = True
-                if number == turn.microbatch and not turn.is_copy:
-                    self._change(cell, writer, before, value, backward=False)
-            containers.assign(where, value)
-            cell.installed = value
-            self._note(cell, writer, value, stamp)
+                slot.has_changed = True
+                if number == run.microbatch and not run.is_copy:
+                    self._check_container_change(slot, writer, before, value, backward=False)
+            containers.assign(holder, value)
+            slot.installed_content = value
+            self._record_write(slot, writer, value, stamp)
 
-    def _unpack_attribute(self, turn: Turn, key: Key, value: Any, stamp: Stamp) -> None:
-        """Take over the value of an attribute that another rank wrote."""
+    def _unpack_attribute(self, run: MicrobatchRun, key: Key, value: Any, stamp: Stamp) -> None:
+        """Take over the value of an attribute that another rank wrote.
+
+        The module gets the value, unless it is UNSENT. The write is noted in both cases: a read of
+        a value that was not sent is an error.
+
+        Args:
+            run: The microbatch that wrote.
+            key: Where the attribute is.
+            value: The value, or a mark.
+            stamp: Names the write.
+        """
         module, name = self._modules[key[0]], key[1]
-        slot = self.slot(module, name)
+        slot = self.find_slot(module, name)
         if slot is None:
             return
         if value is not UNSENT:
             _store(module, name, value)
-            self.note_attribute(module, name)
-        self._note(slot, turn, value, stamp)
-        slot.turns[turn].fetched = False
-        self._watch(key, value)
+            self.set_known_value(module, name)
+        self._record_write(slot, run, value, stamp)
+        slot.versions[run].is_fetched = False
+        self._follow_containers(key, value)
 
     def _warn_of_kind(self, key: Key) -> None:
         """Warn once that ranks hold objects of different kinds in the same place.
 
         save_pretrained of transformers, for example, writes to the objects of one rank.
         """
-        if key not in self._unlike:
-            self._unlike.add(key)
-            title = f"attribute {key[1]!r} of module {self.title(key[0])}"
+        if key not in self._warned_keys:
+            self._warned_keys.add(key)
+            title = f"attribute {key[1]!r} of module {self.module_title(key[0])}"
             _log.warning(
                 "%s: something in it is of another kind on another rank; changes of it stay there",
                 title,
             )
 
-    def written(self, microbatch: int) -> dict[Key, tuple[Stamp, Any]]:
-        """Return the writes of a microbatch so far: key -> (stamp, value)."""
-        return dict(self._writes.get(microbatch, ()))
+    def writes_so_far(self, microbatch: int) -> dict[Key, tuple[Stamp, Any]]:
+        """Return a copy of the writes of a microbatch so far: key -> (stamp, value)."""
+        return dict(self._writes_by_microbatch.get(microbatch, ()))
 
-    def restore(self, turn: Turn, before: Mapping[Key, tuple[Stamp, Any]]) -> None:
+    def restore_own_objects(
+        self, run: MicrobatchRun, before: Mapping[Key, tuple[Stamp, Any]]
+    ) -> None:
         """Put this rank's objects back after a remote call that did not write to them.
 
-        A call back to this rank may have brought copies.
+        A call back to this rank may have brought copies. A write with the same stamp as before is
+        such a copy: attributes and containers get the object from before the call again.
 
         Args:
-            turn: The microbatch.
-            before: The writes before the remote call.
+            run: The microbatch.
+            before: The writes before the remote call, as `writes_so_far` returned them.
         """
-        writes = self._writes.get(turn.microbatch, {})
+        writes = self._writes_by_microbatch.get(run.microbatch, {})
         for key, (stamp, value) in before.items():
             if writes[key][0] != stamp or writes[key][1] is value:
                 continue
             writes[key] = stamp, value
-            where = self._resolve(key)
+            holder = self._find_holder(key)
             is_attribute = len(key) == 2
-            slot = _slots.get((id(where), key[1])) if is_attribute else self._cells.get(id(where))
+            if is_attribute:
+                slot = _attribute_slots.get((id(holder), key[1]))
+            else:
+                slot = self._container_slots.get(id(holder))
             if slot is None:
                 continue
-            version = slot.turns[turn]
-            version.value = version.shown = slot.installed = value
+            version = slot.versions[run]
+            version.value = version.visible_value = slot.installed_content = value
             if is_attribute:
-                _store(where, key[1], value)
-                self.note_attribute(where, key[1])
+                _store(holder, key[1], value)
+                self.set_known_value(holder, key[1])
             else:
-                containers.assign(where, value)
+                containers.assign(holder, value)
 
-    def unread(self, turn: Turn, header: StateHeader, values: Sequence[Any], used: Any) -> set[int]:
+    def find_unread_tensors(
+        self, run: MicrobatchRun, header: StateHeader, values: Sequence[Any], used: Any
+    ) -> set[int]:
         """Return the ``id()`` of the tensors that came from another rank and were not read since.
 
         Args:
-            turn: The microbatch.
+            run: The microbatch.
             header: Describes the state that came.
             values: The values of this state.
             used: Tensors that came in another way, and may be the same ones.
@@ -1519,13 +1849,14 @@ class ModuleState:
         unread: set[int] = set()
         others = [used]
         for (key, _, number), value in zip(header.writes, values, strict=True):
-            if isinstance(value, _PLAIN):
+            if isinstance(value, _PLAIN_CLASSES):
                 continue
             version = None
-            if len(key) == 2 and number == turn.microbatch:
-                slot = _slots.get((id(self._modules[key[0]]), key[1]))
-                version = None if slot is None else slot.turns.get(turn)
-            if version is not None and not version.fetched:
+            # Reads of a container are not observed: its tensors count as read.
+            if len(key) == 2 and number == run.microbatch:
+                slot = _attribute_slots.get((id(self._modules[key[0]]), key[1]))
+                version = None if slot is None else slot.versions.get(run)
+            if version is not None and not version.is_fetched:
                 unread.update(map(id, tensors_in(value)))
             else:
                 others.append(value)
@@ -1533,183 +1864,178 @@ class ModuleState:
             unread -= set(map(id, tensors_in(others)))
         return unread
 
-    def lent(self, result: Any) -> tuple[int, ...]:
-        """Return the numbers of the tensors and containers in a result that modules keep."""
+    def find_lent_items(self, result: Any) -> tuple[int, ...]:
+        """Return the numbers of the tensors and containers in a result that modules keep.
+
+        An item is numbered by its position in `_find_tensors_and_containers` of the result.
+        """
         if isinstance(result, torch.Tensor):
             return (0,) if id(result) in self._buffer_ids else ()
         numbers = []
-        for number, item in enumerate(_inside(result)):
-            if id(item) in self._cells or id(item) in self._buffer_ids:
+        for number, item in enumerate(_find_tensors_and_containers(result)):
+            if id(item) in self._container_slots or id(item) in self._buffer_ids:
                 numbers.append(number)
         return tuple(numbers)
 
-    def borrow(self, result: Any, numbers: Sequence[int], title: str) -> None:
-        """Follow the parts of a result that its module keeps: writes to these parts are refused.
+    def watch_lent_items(self, result: Any, numbers: Sequence[int], title: str) -> None:
+        """Follow the parts of a result that its module keeps: `leave` refuses writes to them.
 
         Args:
             result: The result of a remote call.
-            numbers: Numbers of the parts, as `lent` returned them on the module's rank.
+            numbers: Numbers of the parts, as `find_lent_items` returned them on the module's rank.
             title: Words for the module.
         """
         if not numbers:
             return
-        inside = _inside(result)
+        items = _find_tensors_and_containers(result)
         for number in numbers:
-            self._lent.append((title, inside[number], containers.before(inside[number])))
+            self._lent_items.append((title, items[number], containers.snapshot(items[number])))
 
-    def note_reads(
-        self, turn: Turn, header: StateHeader, values: Sequence[Any], unread: set[int]
+    def record_remote_reads(
+        self, run: MicrobatchRun, header: StateHeader, values: Sequence[Any], unread: set[int]
     ) -> None:
         """Note which of the values that were sent to another rank were read there.
 
         Args:
-            turn: The microbatch.
+            run: The microbatch.
             header: Describes the values.
             values: The values.
             unread: ``id()`` of the tensors that were not read.
         """
         for (key, _, _), value in zip(header.writes, values, strict=True):
-            if len(key) > 2 or isinstance(value, _PLAIN):
+            if len(key) > 2 or isinstance(value, _PLAIN_CLASSES):
                 continue
-            slot = _slots.get((id(self._modules[key[0]]), key[1]))
-            if slot is None or turn not in slot.turns:
+            slot = _attribute_slots.get((id(self._modules[key[0]]), key[1]))
+            if slot is None or run not in slot.versions:
                 continue
             for tensor in tensors_in(value):
                 if id(tensor) not in unread:
-                    slot.turns[turn].fetched = True
+                    slot.versions[run].is_fetched = True
 
-    def _stays(self, key: Key) -> bool:
-        """Return whether a write stays on this rank."""
+    def _is_kept_on_rank(self, key: Key) -> bool:
+        """Return whether a write stays on this rank.
+
+        So do writes to buffers, and to containers that were made in this step: the latter travel
+        within the attribute that holds them.
+        """
         if len(key) > 2:
-            return bool(key[2] == _NEW)
+            return bool(key[2] == _MADE_IN_STEP)
         return key[1] in self._modules[key[0]].__dict__["_buffers"]
 
-    def _resolve(self, key: Key) -> Any:
-        """Return the module or the container of a key."""
+    def _find_holder(self, key: Key) -> Any:
+        """Return the module of an attribute, or the container of a key with three or more items.
+
+        None if this rank has no container in this place.
+        """
         module = self._modules[key[0]]
         if len(key) == 2:
             return module
-        if key in self._places:
-            return self._places[key]
+        if key in self._containers_by_key:
+            return self._containers_by_key[key]
+        # Not there when the step began: look for it among the objects of the module now.
         home = package(type(module))
-        for name, value in _roots(module, self._global_state):
+        for name, value in _find_roots(module, self._global_state):
             if name != key[1]:
                 continue
             if key[-1] == _LEAF:
-                leaf = _item_at(containers.leaves(value, home), key[2])
-                return None if leaf is None else containers.Written.of(leaf)
-            return _item_at(containers.cells(value, home), key[2])
+                leaf = _item_at(containers.find_leaves(value, home), key[2])
+                return None if leaf is None else containers.LeafValues.of(leaf)
+            return _item_at(containers.find_containers(value, home), key[2])
         return None
 
     def _find_leaves(self) -> Iterator[_Leaf]:
         """Yield the objects of modules that are no containers and can be written in place.
 
         Objects of modules of other ranks are followed, too, because a write would stay on this
-        rank.
+        rank. Each object comes once, with its present state. A warning is logged for an array that
+        is too large.
         """
         leaves: dict[int, _Leaf] = {}
         weights: set[int] = set()
         for module in self._modules:
             weights.update(map(id, module._parameters.values()))  # noqa: SLF001
         for number, module in enumerate(self._modules):
-            is_mine = self._owner[number] == self.me
+            is_mine = self._owner_ranks[number] == self.rank
             own = module.__dict__
             home = package(type(module))
-            named = list(_roots(module, self._global_state))
-            if is_mine and self._in_turn:
+            named = list(_find_roots(module, self._global_state))
+            if is_mine and self._runs_in_turn:
                 named += [*own["_parameters"].items(), *own["_buffers"].items()]
             for name, value in named:
-                for place, item in enumerate(containers.leaves(value, home)):
+                for place, item in enumerate(containers.find_leaves(value, home)):
                     # A parameter of another model, such as a teacher, counts, too.
                     is_foreign_weight = isinstance(item, nn.Parameter) and id(item) not in weights
                     is_cheap = _is_cheap_to_compare(item) or is_foreign_weight
-                    if not self._in_turn and not is_cheap:
+                    # With overlapping microbatches the objects are compared far more often.
+                    if not self._runs_in_turn and not is_cheap:
                         continue
                     if not is_mine and not _is_shared(item):
                         continue
                     leaf = leaves.setdefault(id(item), _Leaf((number, name, place, _LEAF), item))
-                    leaf.elsewhere |= not is_mine
-                    leaf.direct |= item is value and (name in own or name in own["_buffers"])
+                    leaf.is_on_other_rank |= not is_mine
+                    is_in_module = name in own or name in own["_buffers"]
+                    leaf.is_attribute |= item is value and is_in_module
         # torch counts no write to a tensor's `data`, or to a numpy array in its memory.
-        has_uncounted = any(map(self._global_state.reads, ("data", "numpy")))
+        has_uncounted_writes = any(map(self._global_state.names_attribute, ("data", "numpy")))
         for leaf in leaves.values():
             self._warn_of_size(leaf)
-            leaf.by_values = self._in_turn or (has_uncounted and leaf.travels())
-            leaf.state = leaf.now()
+            is_uncounted = has_uncounted_writes and leaf.can_be_sent()
+            leaf.compares_values = self._runs_in_turn or is_uncounted
+            leaf.state = leaf.read_state()
             yield leaf
 
     def _warn_of_size(self, leaf: _Leaf) -> None:
         """Warn once of an array that is too large for its values to be compared."""
         place = leaf.key[:2]
-        if not containers.is_buffer(leaf.value) or place in self._too_large:
+        if not containers.is_buffer(leaf.value) or place in self._warned_arrays:
             return
-        octets = containers.size(leaf.value)
-        if octets <= containers.LARGEST or containers.is_constant(leaf.value):
+        octets = containers.size_in_bytes(leaf.value)
+        if octets <= containers.MOST_COMPARED_BYTES or containers.is_constant(leaf.value):
             return
-        self._too_large.add(place)
+        self._warned_arrays.add(place)
+        # Sizes in bytes, shifted by 20 bits: MiB.
         _log.warning(
             "%s has an array of %d MiB: above %d MiB what a step writes into it is not seen. It"
             " would stay on its rank, and microbatches would not wait for it. Make it a torch"
             " tensor, or read-only (array.flags.writeable = False).",
             self._leaf_title(leaf),
             octets >> 20,
-            containers.LARGEST >> 20,
+            containers.MOST_COMPARED_BYTES >> 20,
         )
 
-    def _containers(self) -> Iterator[tuple[Key, Any]]:
-        """Yield the containers that modules hold, each once.
+    def _find_containers(self) -> Iterator[tuple[Key, Any]]:
+        """Yield the containers that modules hold, each once, with the key of its first place.
 
-        Containers that modules of several ranks hold are recorded as shared.
+        The keys of containers that modules of several ranks hold are added to the shared keys.
         """
         first_holders: dict[int, tuple[int, Key]] = {}  # by id(): owner and key
         for number, module in enumerate(self._modules):
             home = package(type(module))
-            for name, value in _roots(module, self._global_state):
-                for place, cell in enumerate(containers.cells(value, home)):
-                    holder = (self._owner[number], (number, name, place))
-                    owner, key = first_holders.setdefault(id(cell), holder)
+            for name, value in _find_roots(module, self._global_state):
+                for place, container in enumerate(containers.find_containers(value, home)):
+                    holder = (self._owner_ranks[number], (number, name, place))
+                    owner, key = first_holders.setdefault(id(container), holder)
                     # All ranks have the same settings and thread-local values at first.
-                    is_alike = isinstance(cell, containers.Settings | containers.Local)
-                    if owner != self._owner[number] and not is_alike:
-                        self._shared.add(key)
+                    is_alike = isinstance(
+                        container, containers.ObjectAttributes | containers.ThreadLocalValues
+                    )
+                    if owner != self._owner_ranks[number] and not is_alike:
+                        self._shared_keys.add(key)
                     elif key == (number, name, place):
-                        yield key, cell
+                        yield key, container
 
 
-_log = logging.getLogger("smdistributed.modelparallel")
-_NEW = "new"
-"""Third item of the key of a container that was made in the present step. Such a container travels
-with its attribute.
-"""
-_LARGEST_PARAMETER = 1 << 18
-"""Largest size in bytes of a frozen parameter with compared values. torch does not count all
-writes.
-"""
-_LEAF = "leaf"
-"""Last item of the key of a tensor, an array or another object that is no container."""
-_MOST = 256
-"""Number of containers of one attribute that are compared whenever a microbatch ends or waits.
-
-Further containers are compared at the end of a step.
-"""
-_REMEDY = (
-    'Keep it in a local variable, or set "active_microbatches" to 1: then microbatches run one'
-    " after another. Or place the modules that use it on one partition with smp.set_partition."
-)
-
-
-_FASTER = (
-    "Equal to one process, but slower. Keep it in a local variable, or place the modules that use"
-    " it on one partition with smp.set_partition."
-)
-
-
-def _is_too_large(key: Key, cell: Any) -> bool:
+def _is_too_large(key: Key, container: Any) -> bool:
     """Return whether a container is too large, or too deep, to be compared whenever a microbatch
     ends or waits.
+
+    Args:
+        key: Where the container is; the third item is its number in the attribute.
+        container: The container.
     """
-    large = isinstance(cell, list | dict | set | collections.deque) and len(cell) > containers.LARGE
-    return key[2] >= _MOST or large
+    is_collection = isinstance(container, list | dict | set | collections.deque)
+    is_large = is_collection and len(container) > containers.MOST_COMPARED_ITEMS
+    return key[2] >= _MOST_CONTAINERS or is_large
 
 
 def _is_cheap_to_compare(leaf: Any) -> bool:
@@ -1736,26 +2062,26 @@ class _Leaf:
         key: (number of a module that holds the object, name of the attribute, number of the object
             in the attribute, `_LEAF`).
         value: The object.
-        elsewhere: Whether a module of another rank holds the object.
-        direct: Whether the object is an attribute of a module, so that reads are observed.
-        by_values: Whether the values of a tensor are compared, and not only its version.
-        writer: The microbatch that wrote last.
-        visit: The context of that write, and the number of remote calls that the microbatch had
-            made.
+        is_on_other_rank: Whether a module of another rank holds the object.
+        is_attribute: Whether the object is an attribute of a module, so that reads are observed.
+        compares_values: Whether the values of a tensor are compared, and not only its version.
+        last_writer: The microbatch that wrote last; None before the first write of the step.
+        last_visit: The context of that write, and the number of remote calls that the microbatch
+            had made.
         state: The state of the object when it was compared last.
     """
 
     key: Key
     value: Any
-    elsewhere: bool = False
-    direct: bool = False
-    by_values: bool = False
-    writer: Turn | None = None
-    visit: tuple[Key, int] | None = None
+    is_on_other_rank: bool = False
+    is_attribute: bool = False
+    compares_values: bool = False
+    last_writer: MicrobatchRun | None = None
+    last_visit: tuple[Key, int] | None = None
     state: Any = None
 
-    def travels(self) -> bool:
-        """Return whether the values go to other ranks when microbatches run in turn.
+    def can_be_sent(self) -> bool:
+        """Return whether the values go to other ranks when microbatches run one after another.
 
         A tensor that only its owner has in an attribute travels as this attribute. A buffer stays
         on its rank. A tensor that requires a gradient cannot travel.
@@ -1767,30 +2093,37 @@ class _Leaf:
         is_tensor = isinstance(self.value, torch.Tensor)
         if is_tensor and (self.value.requires_grad or self.value.is_inference()):
             return False
-        return self.elsewhere or not self.direct
+        return self.is_on_other_rank or not self.is_attribute
 
-    def now(self) -> Any:
-        """Return the present state of the object.
+    def read_state(self) -> Any:
+        """Return the present state of the object, for a comparison by identity with `state`.
 
         If the object was not written since the last comparison, this is the same state object.
+        Otherwise it is the new version of a tensor, or what `containers.read_state` returns.
         """
-        if isinstance(self.value, torch.Tensor) and not self.by_values:
+        if isinstance(self.value, torch.Tensor) and not self.compares_values:
             version = None if self.value.is_inference() else self.value._version  # noqa: SLF001
+            # Equal numbers may be two objects: the caller compares by identity.
             return self.state if version == self.state else version
         # A copy of each frozen weight would cost too much memory.
         is_parameter = isinstance(self.value, nn.Parameter)
-        limit = _LARGEST_PARAMETER if is_parameter else containers.LARGEST
-        return containers.state(self.value, self.state, limit)
+        limit = _LARGEST_PARAMETER if is_parameter else containers.MOST_COMPARED_BYTES
+        return containers.read_state(self.value, self.state, limit)
 
 
 def _item_at(items: Iterator[Any], index: int) -> Any:
-    """Return an item of an iterator, or None if the iterator ends before."""
+    """Return the item of an iterator at an index from 0, or None if the iterator ends before."""
     return next(itertools.islice(items, index, None), None)
 
 
 def _map_value(function: Callable[[Any], Any], key: Key, value: Any) -> Any:
-    """Apply a function to the value of an attribute, or to each item in the content of a
-    container.
+    """Return the value of an attribute, or the content of a container, with a function applied.
+
+    Args:
+        function: Gets the value of an attribute, a mark, or each item of a content, and returns
+            what takes its place.
+        key: Where the value is: two items for an attribute, more for a container.
+        value: The value, or the content: a list or a dictionary.
     """
     if len(key) == 2 or isinstance(value, _Mark):
         return function(value)
@@ -1799,66 +2132,82 @@ def _map_value(function: Callable[[Any], Any], key: Key, value: Any) -> Any:
     return {name: function(item) for name, item in value.items()}
 
 
-def _is_outdated(slot: _Slot, turn: Turn, version: _Version) -> bool:
+def _is_outdated(slot: _Slot, run: MicrobatchRun, version: _Version) -> bool:
     """Return whether an earlier microbatch has written since a microbatch read.
 
     Args:
         slot: The state.
-        turn: The microbatch that read.
+        run: The microbatch that read.
         version: The version of this microbatch.
     """
-    if slot.in_place:
-        # The value is the same tensor: the times tell.
-        for other, other_version in slot.turns.items():
-            is_earlier = other.microbatch < turn.microbatch and other.is_copy == turn.is_copy
+    if slot.is_written_in_place:
+        # The value is the same tensor before and after: only the times of the writes tell.
+        for other, other_version in slot.versions.items():
+            is_earlier = other.microbatch < run.microbatch and other.is_copy == run.is_copy
             if is_earlier and other_version.writes and other_version.time > version.read_time:
                 return True
         return False
-    value = slot.find(turn, own=False)[1]
+    value = slot.find_visible(run, own=False)[1]
     if len(slot.key) == 2:
-        return not _equal(value, version.seen)
-    if version.sent is not MISSING:
-        return _replaces(version.sent, value)
-    if containers.same(value, version.seen):
+        return not _are_equal(value, version.earlier_value)
+    if version.sent_value is not MISSING:
+        # The microbatch sent a shared container along, and has not written to it.
+        return _replaces_plain_value(version.sent_value, value)
+    if containers.has_same_items(value, version.earlier_value):
         return False
-    return _shares(version.value, version.seen, slot.base)
+    return _is_made_from(version.value, version.earlier_value, slot.initial_value)
 
 
 def _attributes_of(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes of a module, and its buffers."""
+    """Return the attributes of a module and its buffers, by name.
+
+    Attributes of torch, of this library and of Hugging Face's hooks are left out.
+    """
     own = module.__dict__
     return {
         name: value
         for name, value in (*own.items(), *own["_buffers"].items())
-        if name not in _PRIVATE and not name.startswith("_smp")
+        if name not in _NOT_FOLLOWED and not name.startswith("_smp")
     }
 
 
-def _roots(module: nn.Module, global_state: GlobalState) -> Iterator[tuple[str, Any]]:
-    """Yield the objects that a module can reach, with names.
+def _find_roots(module: nn.Module, global_state: GlobalState) -> Iterator[tuple[str, Any]]:
+    """Yield the objects that a search for containers begins with: (name, object).
 
-    They are its attributes, global state that its code names, and state of its hooks.
+    They are the attributes of the module, global state that its code names, and state of its hooks.
+
+    Args:
+        module: The module.
+        global_state: Has the global state of all modules of the model.
     """
+    # Copies of the items, because the caller may add attributes or hooks meanwhile.
     for name, value in list(module.__dict__.items()):
-        if type(value) in containers.ATOMS or name in _PRIVATE or name.startswith("_smp"):
+        if (
+            type(value) in containers.EXACT_PLAIN_CLASSES
+            or name in _NOT_FOLLOWED
+            or name.startswith("_smp")
+        ):
             continue
         yield name, value
-    yield from global_state.of(module)
+    yield from global_state.iterate_state(module)
     for kind in HOOKS:
         for number, hook in enumerate(list(module.__dict__[kind].values())):
             holder = getattr(hook, "__self__", None)
             if isinstance(holder, nn.Module):
-                holder = tuple(
-                    value for name, value in holder.__dict__.items() if name not in _PRIVATE
-                )
+                # Of a module only its own attributes: its submodules are followed by themselves.
+                attributes = holder.__dict__.items()
+                holder = tuple(value for name, value in attributes if name not in _NOT_FOLLOWED)
             objects = [getattr(hook, "args", ()), getattr(hook, "keywords", None), holder]
-            objects += containers.enclosed(hook)
+            objects += containers.read_closure(hook)
             yield f"{kind}[{number}]", tuple(objects)
 
 
-def _inside(value: Any) -> list[Any]:
-    """Return the tensors and containers in a value."""
-    return [*tensors_in(value), *containers.cells(value)]
+def _find_tensors_and_containers(value: Any) -> list[Any]:
+    """Return the tensors, and after these the containers, in a value.
+
+    The order is the same on the rank that sends the value and on the one that receives it.
+    """
+    return [*tensors_in(value), *containers.find_containers(value)]
 
 
 def _stored_value(module: nn.Module, name: str) -> Any:
@@ -1873,7 +2222,13 @@ def _stored_value(module: nn.Module, name: str) -> Any:
 
 
 def _store(module: nn.Module, name: str, value: Any) -> None:
-    """Set an attribute or buffer, without a note of the write. MISSING removes it."""
+    """Set an attribute or buffer, without a note of the write.
+
+    Args:
+        module: The module.
+        name: Name of the attribute or buffer.
+        value: The value. MISSING removes an attribute; UNSENT leaves it as it is.
+    """
     own = module.__dict__
     if name in own["_buffers"]:
         own["_buffers"][name] = value
@@ -1883,8 +2238,12 @@ def _store(module: nn.Module, name: str, value: Any) -> None:
         own[name] = value
 
 
-def _equal(one: Any, other: Any) -> bool:
-    """Return whether two values are equal, as far as this can be told."""
+def _are_equal(one: Any, other: Any) -> bool:
+    """Return whether two values are equal, as far as this can be told.
+
+    False for different objects with a meaning of equality of their own, and for tensors that
+    require a gradient.
+    """
     if one is other:
         return True
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
@@ -1895,13 +2254,16 @@ def _equal(one: Any, other: Any) -> bool:
             and torch.equal(one, other)
         )
     if isinstance(one, tuple) and type(one) is type(other) and len(one) == len(other):
-        return all(map(_equal, one, other))
-    return type(one) is type(other) and isinstance(one, _PLAIN) and one == other
+        return all(map(_are_equal, one, other))
+    # Of equal classes: ``True == 1`` is no equal value.
+    return type(one) is type(other) and isinstance(one, _PLAIN_CLASSES) and one == other
 
 
 def _with_old_objects(before: Any, now: Any) -> Any:
     """Return a content that came from another rank, with this rank's objects in the place of equal
     ones.
+
+    The caller compares contents by the identity of their items.
 
     Args:
         before: The content of the container on this rank.
@@ -1910,53 +2272,58 @@ def _with_old_objects(before: Any, now: Any) -> Any:
     if isinstance(before, list) and isinstance(now, list):
         items = list(now)
         for index, old_item in enumerate(before[: len(now)]):
-            if _equal(old_item, items[index]):
+            if _are_equal(old_item, items[index]):
                 items[index] = old_item
         return items
     if isinstance(before, dict) and isinstance(now, dict):
         content = dict(now)
         for key, item in now.items():
-            if key in before and _equal(before[key], item):
+            if key in before and _are_equal(before[key], item):
                 content[key] = before[key]
         return content
     return now
 
 
 def _is_comparable(value: Any) -> bool:
-    """Return whether ``_equal`` can tell that two such values differ."""
+    """Return whether ``_are_equal`` can tell that two such values differ."""
     if isinstance(value, tuple):
         return all(map(_is_comparable, value))
-    return isinstance(value, _PLAIN) or (
-        isinstance(value, torch.Tensor) and not value.requires_grad
-    )
+    if isinstance(value, torch.Tensor):
+        return not value.requires_grad
+    return isinstance(value, _PLAIN_CLASSES)
 
 
-def _in_backward() -> bool:
+def _is_in_backward() -> bool:
+    """Return whether autograd runs a backward pass on this thread."""
     return bool(torch._C._current_graph_task_id() != -1)  # noqa: SLF001
 
 
 def _is_useful_later(item: Any) -> bool:
-    """Return whether another microbatch or step can use an item."""
+    """Return whether another microbatch or step can use an item of a container.
+
+    A tensor that requires a gradient belongs to the graph of one microbatch.
+    """
     if isinstance(item, torch.Tensor):
         return not item.requires_grad
-    return isinstance(item, _PLAIN)
+    return isinstance(item, _PLAIN_CLASSES)
 
 
-def _without_gradients(value: Any, base: Any) -> Any:
+def _without_gradients(value: Any, initial_content: Any) -> Any:
     """Return a content without the new tensors that require a gradient.
 
-    Only the microbatch that made such a tensor can use it, in its own backward pass.
+    Only the microbatch that made such a tensor can use it, in its own backward pass. In a
+    dictionary an item from before the step takes the place of such a tensor.
 
     Args:
-        value: The content.
-        base: The content at the beginning of the step; its items stay.
+        value: The content: a list or a dictionary. It is returned itself if nothing is left out.
+        initial_content: The content at the beginning of the step; its items stay.
     """
-    old = {id(item) for item in containers.items(base)}
+    old = {id(item) for item in containers.items_of(initial_content)}
 
     def stays(item: Any) -> bool:
         return not isinstance(item, torch.Tensor) or not item.requires_grad or id(item) in old
 
-    if all(map(stays, containers.items(value))):
+    if all(map(stays, containers.items_of(value))):
         return value
     if isinstance(value, list):
         return [item for item in value if stays(item)]
@@ -1964,8 +2331,8 @@ def _without_gradients(value: Any, base: Any) -> Any:
     for key, item in value.items():
         if stays(item):
             content[key] = item
-        elif key in base:
-            content[key] = base[key]
+        elif key in initial_content:
+            content[key] = initial_content[key]
     return content
 
 
@@ -1974,13 +2341,14 @@ def _comparable_items(content: Any) -> list[Any]:
     contents can be compared.
 
     Returns:
-        For each item (key, class, value); objects have their ``id()`` as value.
+        For each item (key, class, value); objects have their ``id()`` as value. Tensors that
+        require a gradient, and values with such a tensor, are left out.
     """
     pairs = enumerate(content) if isinstance(content, list) else content.items()
     items = []
     for key, item in pairs:
-        if not _differentiable(item):
-            value = item if isinstance(item, _PLAIN) else id(item)
+        if not _has_differentiable_tensor(item):
+            value = item if isinstance(item, _PLAIN_CLASSES) else id(item)
             items.append((key, type(item), value))
     return items
 
@@ -1993,21 +2361,34 @@ def _is_comparably_other(before: Any, now: Any) -> bool:
 def _only_adds_keys(before: Any, now: Any) -> bool:
     """Return whether a content is a dictionary that only got new keys, without numbers as values.
 
-    A memo of computed values is such a dictionary.
+    A memo of computed values is such a dictionary. A new number may be the start of a count, which
+    depends on the order of the microbatches.
+
+    Args:
+        before: The content before the write.
+        now: The content after the write.
     """
     if not isinstance(now, dict) or not before.keys() <= now.keys():
         return False
     for key, item in now.items():
         if key not in before:
-            if type(item) in _NUMBERS:
+            if type(item) in _NUMBER_CLASSES:
                 return False
         elif item is not before[key]:
             return False
     return True
 
 
-def _replaces(before: Any, now: Any) -> bool:
-    """Return whether a plain value in a container was replaced by another one."""
+def _replaces_plain_value(before: Any, now: Any) -> bool:
+    """Return whether a plain value in a container was replaced by another one.
+
+    True, too, if the two contents are of different kinds. Items that were added or removed do not
+    count.
+
+    Args:
+        before: The content before.
+        now: The content after.
+    """
     if isinstance(before, list) and isinstance(now, list):
         pairs = list(zip(before, now, strict=False))
     elif isinstance(before, dict) and isinstance(now, dict):
@@ -2015,65 +2396,69 @@ def _replaces(before: Any, now: Any) -> bool:
     else:
         return True
     for old_item, item in pairs:
-        if isinstance(old_item, _PLAIN) and not _equal(old_item, item):
+        if isinstance(old_item, _PLAIN_CLASSES) and not _are_equal(old_item, item):
             return True
     return False
 
 
 def _is_counted_up(before: Any, now: Any) -> bool:
-    """Return whether an integer was counted up.
+    """Return whether an integer was counted up, or has stayed the same.
 
     Only integers: a sum of other numbers cannot be distinguished from an average.
     """
     return type(before) is type(now) is int and now >= before
 
 
-def _shares(value: Any, before: Any, base: Any) -> bool:
+def _is_made_from(value: Any, before: Any, initial_content: Any) -> bool:
     """Return whether a content was made from another one.
 
-    Then it has an object that was new in the other one.
+    Then it has an object that was new in the other one. Plain values do not count, because equal
+    ones may be the same object.
 
     Args:
         value: The content.
         before: The content that it may have been made from.
-        base: The content at the beginning of the step.
+        initial_content: The content at the beginning of the step; its objects are not new.
     """
-    old = {id(item) for item in containers.items(base)}
+    old = {id(item) for item in containers.items_of(initial_content)}
     new = set()
-    for item in containers.items(before):
-        if id(item) not in old and not isinstance(item, _PLAIN):
+    for item in containers.items_of(before):
+        if id(item) not in old and not isinstance(item, _PLAIN_CLASSES):
             new.add(id(item))
-    return any(id(item) in new for item in containers.items(value))
+    return any(id(item) in new for item in containers.items_of(value))
 
 
-def _sum_of_writes(base: Any, writers: Sequence[tuple[Any, Any]]) -> Any:
+def _sum_of_writes(initial_content: Any, writers: Sequence[tuple[Any, Any]]) -> Any:
     """Return the content of a container after several microbatches wrote to it.
 
     Numbers and appended items of all microbatches add up. Otherwise the last one counts.
 
     Args:
-        base: The content before.
-        writers: For each microbatch (its last content, the content that it had read).
+        initial_content: The content before the step: a list or a dictionary.
+        writers: For each microbatch, in order, (its last content, the content that it had read).
+            At least one.
     """
     last = writers[-1][0]
     if isinstance(last, list):
-        items = list(base)
+        items = list(initial_content)
         for content, seen in writers:
-            if not containers.same(content[: len(seen)], seen):
+            has_only_appended = containers.has_same_items(content[: len(seen)], seen)
+            if not has_only_appended:
                 return last
             items += content[len(seen) :]
         return items
 
     total = dict(last)
     for key, item in last.items():
-        if type(item) not in _NUMBERS:
+        if type(item) not in _NUMBER_CLASSES:
             continue
-        numbers = [base.get(key, 0)]
-        differences = [numbers[0]]
+        initial_number = initial_content.get(key, 0)
+        numbers = [initial_number]
         for content, seen in writers:
             numbers += [content.get(key, 0), seen.get(key, 0)]
-        if not all(type(number) in _NUMBERS for number in numbers):
+        if not all(type(number) in _NUMBER_CLASSES for number in numbers):
             continue
+        differences = [initial_number]
         for content, seen in writers:
             differences.append(content.get(key, 0) - seen.get(key, 0))
         total[key] = sum(differences)
@@ -2083,23 +2468,31 @@ def _sum_of_writes(base: Any, writers: Sequence[tuple[Any, Any]]) -> Any:
 def _has_new_object(slot: _Slot, value: Any) -> bool:
     """Return whether a variable, or an attribute of a class, got an object in this step.
 
-    Other ranks do not have this object.
+    Other ranks do not have this object, and it cannot be sent.
+
+    Args:
+        slot: The variables of a Python module or the attributes of a class; False for other slots.
+        value: The new content: name -> value.
     """
-    if not isinstance(slot.where, containers.Names) or not isinstance(value, dict):
+    if not isinstance(slot.holder, containers.Namespace) or not isinstance(value, dict):
         return False
-    old = set(map(id, slot.base.values()))
-    return any(isinstance(item, containers.Held) and id(item) not in old for item in value.values())
+    old = set(map(id, slot.initial_value.values()))
+    held_objects = [item for item in value.values() if isinstance(item, containers.ObjectReference)]
+    return any(id(held_object) not in old for held_object in held_objects)
 
 
-def _differentiable(value: Any) -> bool:
+def _has_differentiable_tensor(value: Any) -> bool:
     """Return whether a value contains a tensor that requires a gradient."""
-    if isinstance(value, _PLAIN):
+    if isinstance(value, _PLAIN_CLASSES):
         return False
     return any(tensor.requires_grad for tensor in tensors_in(value))
 
 
-def _sendable(value: Any) -> bool:
-    """Return whether a value can be sent to another rank."""
-    if isinstance(value, (*_PLAIN, _Mark)) or type(value) in (torch.Tensor, nn.Parameter):
+def _is_sendable(value: Any) -> bool:
+    """Return whether a value can be sent to another rank: plain, a mark, a tensor, or pickled."""
+    if isinstance(value, (*_PLAIN_CLASSES, _Mark)):
         return True
+    if type(value) in (torch.Tensor, nn.Parameter):
+        return True
+    # `flatten` returns an exception in the place of data that cannot be pickled.
     return not isinstance(flatten(value)[0].data, Exception)

@@ -35,7 +35,7 @@ class Modules:
 
     Attributes:
         root: The wrapped module.
-        me: This rank in the pipeline.
+        rank: This rank in the pipeline.
         names: Name of each module. The index is the number of the module, equal on all ranks.
         modules: Each module.
         owner: For each module the rank that owns it.
@@ -46,9 +46,16 @@ class Modules:
             that return this result.
     """
 
-    def __init__(self, root: nn.Module, owner: Mapping[str, int], me: int) -> None:
+    def __init__(self, root: nn.Module, owner: Mapping[str, int], rank: int) -> None:
+        """Number the modules, and find the chains and tail calls. No module is changed.
+
+        Args:
+            root: The wrapped module.
+            owner: Name of a module -> the rank that owns it.
+            rank: This rank in the pipeline.
+        """
         named = list(root.named_modules())
-        self.root, self.me = root, me
+        self.root, self.rank = root, rank
         self.names = [name for name, _ in named]
         self.modules = [module for _, module in named]
         self.owner = [owner[name] for name in self.names]
@@ -60,8 +67,8 @@ class Modules:
             if len(segments) > 1:
                 self.chains[number] = segments
             owners = {self.owner_of(submodule) for submodule in module.modules()}
-            self.local.append(owners == {me})
-        self.tails = self._tails()
+            self.local.append(owners == {rank})
+        self.tails = self._find_tail_calls()
 
     def owner_of(self, module: nn.Module) -> int:
         """Return the rank that owns a module."""
@@ -86,7 +93,7 @@ class Modules:
     def bind(self, remote: Call, chain: Call) -> None:
         """Replace the forward of each module at which work leaves this rank.
 
-        Other modules are not changed.
+        Other modules are not changed. The former forward is kept as ``_orig_forward``.
 
         Args:
             remote: Calls a remote module. Gets its number and the arguments.
@@ -96,17 +103,22 @@ class Modules:
         if "torch._dynamo" in sys.modules:
             untraced: Any = torch.compiler.disable
             options = {}
+            # Older releases of torch take no reason.
             if "reason" in inspect.signature(untraced).parameters:
-                options["reason"] = _PARTED
+                options["reason"] = _NOT_COMPILED
             remote, chain = untraced(remote, **options), untraced(chain, **options)
         for number, module in enumerate(self.modules):
-            if number and self.owner[number] != self.me:
+            # The root, number 0, is called by way of the pipeline itself (outputs.py).
+            if number and self.owner[number] != self.rank:
                 _replace(module, _Entrance(remote, number))
             elif number in self.chains:
                 _replace(module, _Entrance(chain, number))
 
     def _segments(self, module: nn.Module) -> tuple[Segment, ...]:
-        """Return the segments of a Sequential; none for any other module."""
+        """Return the segments of a Sequential; an empty tuple for any other module.
+
+        A Sequential with a forward of its own is another module, too.
+        """
         if not isinstance(module, nn.Sequential):
             return ()
         if type(module).forward is not nn.Sequential.forward:
@@ -120,25 +132,31 @@ class Modules:
                 groups.append((owner, [child]))
         return tuple(Segment(owner, tuple(children)) for owner, children in groups)
 
-    def _tails(self) -> dict[int, tuple[nn.Module, ...]]:
-        """Find the remote calls with a result that the root always returns unchanged."""
+    def _find_tail_calls(self) -> dict[int, tuple[nn.Module, ...]]:
+        """Find the remote calls with a result that the root always returns unchanged.
+
+        Returns:
+            As `tails`; empty on a rank that does not own the root.
+        """
         tails: dict[int, tuple[nn.Module, ...]] = {}
-        if self.owner[0] != self.me:
+        if self.owner[0] != self.rank:
             return tails
         uses: dict[int, int] = {}
         for _, module in self.root.named_modules(remove_duplicate=False):
             uses[id(module)] = uses.get(id(module), 0) + 1
 
         def follow(module: nn.Module, path: tuple[nn.Module, ...]) -> None:
+            """Add the remote calls that return the result of a module; `path` leads to it."""
             number = self.number[id(module)]
+            # Another use of the module may do more with the result.
             if uses[id(module)] > 1:
                 return
-            if self.owner[number] != self.me:
+            if self.owner[number] != self.rank:
                 tails[number] = path
                 return
             path = (*path, module)
             if number in self.chains:
-                if self.chains[number][-1].owner != self.me:
+                if self.chains[number][-1].owner != self.rank:
                     tails[number] = path
                 return
             for child in returned_modules(module):
@@ -149,14 +167,20 @@ class Modules:
         return tails
 
 
-_PARTED = (
+_NOT_COMPILED = (
     "a module in what torch.compile got is on another partition: leave fullgraph out, or place it"
     " with its parent by smp.set_partition"
 )
+"""Why a graph ends, in torch's own error."""
 
 
 class _Entrance:
-    """The forward of a module at which work leaves this rank."""
+    """The forward of a module at which work leaves this rank.
+
+    Attributes:
+        call: Calls the remote module or the chain.
+        number: Number of the module.
+    """
 
     def __init__(self, call: Call, number: int) -> None:
         self.call, self.number = call, number
@@ -166,8 +190,15 @@ class _Entrance:
 
 
 def run_children(chain: nn.Module, children: Sequence[nn.Module], value: Any) -> Any:
-    """Run neighbours of a Sequential, or the function that activation checkpointing of groups has
-    set for it (activation_checkpointing.py).
+    """Run neighbours of a Sequential one after another, and return the last result.
+
+    If activation checkpointing of groups has set a function for the Sequential, this function runs
+    them (activation_checkpointing.py).
+
+    Args:
+        chain: The Sequential.
+        children: Neighbours in it.
+        value: The argument of the first one.
     """
     replaced = chain.__dict__.get("_smp_run_children")
     if replaced is not None:

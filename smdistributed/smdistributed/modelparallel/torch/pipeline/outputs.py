@@ -14,7 +14,7 @@ from .caches import without_values
 from .messages import Backward, Hop, NotStarted, Outputs, attach
 from .microbatch_threads import Context
 from .module_server import Server, non_leaf
-from .module_state import Turn
+from .module_state import MicrobatchRun
 from .rank_state import PipelineRank
 from .scheduler import FORWARD
 
@@ -51,12 +51,23 @@ class Model:
         self._tail_outputs.clear()
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the result of the root module."""
+        """Call the root module, and return its result.
+
+        The owner runs the module. On other ranks the result comes from the owner, and other
+        contexts run meanwhile.
+
+        Args:
+            args: Positional arguments.
+            kwargs: Named arguments.
+
+        Raises:
+            StepError: The model returned something else than its tail call, or the step failed.
+        """
         pipeline = self.pipeline
         context = pipeline.context()
         number = context.calls
         context.calls += 1
-        if pipeline.me != pipeline.root_rank:
+        if pipeline.rank != pipeline.root_rank:
             message, tensors = pipeline.scheduler.wait(("O", context.microbatch, number), FORWARD)
             pipeline.arrived(tensors)
             return self._receive(message, tensors)
@@ -68,6 +79,7 @@ class Model:
             context.in_model = False
         outputs = without_values(result)
         if context.tail is not None:
+            # The last owner has sent the result of the call to all ranks.
             _, tensors = flatten(outputs)
             sent, context.tail = context.tail, None
             if list(map(id, sent)) != list(map(id, tensors)):
@@ -76,7 +88,7 @@ class Model:
                     "Set SMP_TAIL_CALLS=0 in the environment of all ranks."
                 )
             return result
-        pipeline.scheduler.module_state.leave(Turn(context.microbatch))
+        pipeline.scheduler.module_state.leave(MicrobatchRun(context.microbatch))
         self._send(context, number, outputs)
         return result
 
@@ -91,8 +103,8 @@ class Model:
         pipeline = self.pipeline
         plain_value, output_tensors = flatten(outputs)
         output_ids = {id(tensor) for tensor in output_tensors}
-        for peer in range(pipeline.n):
-            if peer == pipeline.me:
+        for peer in range(pipeline.size):
+            if peer == pipeline.rank:
                 continue
             state = pipeline.scheduler.module_state.pack(context.microbatch, peer, copy=True)
             header, attached = attach(*state)
@@ -116,7 +128,7 @@ class Model:
                     sent.append(tensor)
                 differentiable.append(bool(tensor.requires_grad) and id(tensor) in output_ids)
             message = Outputs(
-                pipeline.number,
+                pipeline.step_number,
                 pipeline.function,
                 context.microbatch,
                 number,
@@ -142,15 +154,15 @@ class Model:
         """
         pipeline = self.pipeline
         context = pipeline.context()
-        if pipeline.me == pipeline.root_rank:
-            pipeline.scheduler.wait_at_gate()
+        if pipeline.rank == pipeline.root_rank:
+            pipeline.scheduler.wait_for_all_forwards()
             pipeline.order.append(("B", context.microbatch))
             module_state = pipeline.scheduler.module_state
-            turn = Turn(context.microbatch)
-            module_state.leave(turn)
-            with module_state.explained():
+            run = MicrobatchRun(context.microbatch)
+            module_state.leave(run)
+            with module_state.explain_backward_errors():
                 torch.autograd.backward(tensors, grads)
-            module_state.leave(turn, backward=True)
+            module_state.leave(run, backward=True)
             return
         own_keys = self._keys_of(context.microbatch)
         if not own_keys:
@@ -162,27 +174,40 @@ class Model:
             if all(grad is None for grad in leaf_grads) or not self.server.has_graph(hop):
                 continue
             del self._tail_outputs[key]
-            message = Backward(pipeline.number, hop[0], module, hop[1], context.microbatch)
-            pipeline.scheduler.hold_at_gate(self.server.backward_context(message, leaf_grads))
+            message = Backward(pipeline.step_number, hop[0], module, hop[1], context.microbatch)
+            pipeline.scheduler.make_backward_ready(
+                self.server.backward_context(message, leaf_grads)
+            )
 
     def finish(self, microbatch: int) -> None:
-        """Clean up when the step function has returned for a microbatch."""
+        """Free the results of a microbatch, when the step function has returned for it.
+
+        If no backward pass came to a tail call, the root's owner is told to request the pass.
+
+        Args:
+            microbatch: Number of the microbatch.
+        """
         pipeline = self.pipeline
         self.server.results.pop(microbatch, None)
         for key in self._keys_of(microbatch):
             hop, _, _ = self._tail_outputs.pop(key)
             if self.server.has_graph(hop):
-                message = NotStarted(pipeline.number, hop[0])
+                message = NotStarted(pipeline.step_number, hop[0])
                 pipeline.post(pipeline.root_rank, message, (), "")
 
     def _keys_of(self, microbatch: int) -> list[tuple[int, int]]:
-        """Return the keys of a microbatch's tail outputs."""
+        """Return the keys of a microbatch's tail outputs: (microbatch, model call)."""
         return [key for key in self._tail_outputs if key[0] == microbatch]
 
     def _receive(self, message: Outputs, received: Sequence[torch.Tensor]) -> Any:
         """Return the outputs of the model that another rank has sent.
 
-        Tensors that require a gradient become leaves of this rank's graph.
+        Tensors that require a gradient become leaves of this rank's graph. State that came along is
+        written to this rank's modules.
+
+        Args:
+            message: The outputs without tensors.
+            received: The tensors that were sent along.
         """
         next_received = iter(received)
         outputs: list[torch.Tensor] = []
@@ -195,6 +220,7 @@ class Model:
                 hop, position = source
                 tensor = served_results[hop][position]
             if differentiable:
+                # The loss is computed from these, under modes that the script may have set.
                 with torch.inference_mode(False), torch.enable_grad():
                     tensor = tensor.detach().requires_grad_()
                     outputs.append(non_leaf(tensor))
@@ -208,8 +234,8 @@ class Model:
         result = unflatten(message.value, outputs)
         if message.header is not None:
             result, attached = result
-            turn = Turn(message.microbatch, is_copy=True)
+            run = MicrobatchRun(message.microbatch, is_copy=True)
             module_state = self.pipeline.scheduler.module_state
-            module_state.unpack(turn, message.header, attached.written, self.pipeline.root_rank)
-            module_state.enter(turn)
+            module_state.unpack(run, message.header, attached.written, self.pipeline.root_rank)
+            module_state.enter(run)
         return result

@@ -45,7 +45,8 @@ _thread = _ThreadState()
 
 
 @contextlib.contextmanager
-def _set(in_script: bool) -> Iterator[None]:
+def _set_in_script(in_script: bool) -> Iterator[None]:
+    """Set within a block whether this thread runs the step function itself."""
     before = _thread.in_script
     _thread.in_script = in_script
     try:
@@ -55,18 +56,26 @@ def _set(in_script: bool) -> Iterator[None]:
 
 
 def script(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run a step function on one microbatch."""
-    with _set(in_script=True):
+    """Run a step function on one microbatch, and return its result.
+
+    Backward passes within are checked, unless the model runs them.
+    """
+    with _set_in_script(in_script=True):
         return function(*args, **kwargs)
 
 
 def inside() -> contextlib.AbstractContextManager[None]:
     """Return a context for the model's own forward and backward passes, which are not checked."""
-    return _set(in_script=False)
+    return _set_in_script(in_script=False)
 
 
 @functools.wraps(_torch_backward)
 def _backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+    """Run ``torch.autograd.backward``, which this function replaces; in a step function check it.
+
+    Raises:
+        StepError: The step function itself calls, and adds to gradients of the model.
+    """
     if not _thread.in_script:
         _torch_backward(tensors, *args, **kwargs)
         return
@@ -85,7 +94,10 @@ def _backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _as_list(tensors: Any) -> list[Any]:
-    """Return the tensors, or edges of the graph, that torch's backward takes in several forms."""
+    """Return the tensors, or edges of the graph, of an argument of torch's backward as a list.
+
+    torch takes a single one, a sequence, or the values of a mapping.
+    """
     if isinstance(tensors, torch.Tensor | GradientEdge):
         return [tensors]
     if isinstance(tensors, Mapping):
@@ -127,7 +139,12 @@ def _leaf_of(value: Any) -> Any:
 
 
 def _leads_to(model: Any, roots: Sequence[Any]) -> bool:
-    """Return whether a backward pass adds to a gradient of the model, on any rank."""
+    """Return whether a backward pass adds to a gradient of the model, on any rank.
+
+    Args:
+        model: The wrapped model.
+        roots: The tensors, or edges of the graph, that the pass begins at.
+    """
     # Nodes of the graph; a leaf stands for itself.
     to_visit: list[Any] = []
     for root in roots:
@@ -147,6 +164,7 @@ def _leads_to(model: Any, roots: Sequence[Any]) -> bool:
             return True
         if is_leaf:
             continue
+        # The class of a node that a `torch.autograd.Function` has made.
         function = getattr(type(node), "_forward_cls", None)
         package = getattr(function, "__module__", "")
         # A call of another rank, a copy of the model's output, or a block that fully_shard gathers.
@@ -165,6 +183,7 @@ def _in_function() -> bool:
         torch.autograd.Function.apply.__code__,
         torch.autograd.function.BackwardCFunction.apply.__code__,
     }
+    # From the caller up to the frame that called the step function.
     frame: Any = sys._getframe(1)  # noqa: SLF001
     while frame is not None and frame.f_code is not script.__code__:
         if frame.f_code in apply_codes:
@@ -175,6 +194,11 @@ def _in_function() -> bool:
 
 def check_optimizer(optimizer: Any, *_: Any) -> None:
     """Refuse a step of an optimizer of the model before the step function has ended.
+
+    torch calls this before each step of any optimizer.
+
+    Args:
+        optimizer: The optimizer. One without a parameter of the model is not refused.
 
     Raises:
         StepError: It was called in a step function.

@@ -23,17 +23,18 @@ from typing import Any, NamedTuple
 import torch
 
 _SEEDS = 1 << 63
+"""Number of seeds: torch takes integers of 64 bits with a sign."""
 
 
 def place(*numbers: int) -> int:
-    """Return one number for several numbers: the same one in every process, because Python hashes
+    """Return one integer for several integers: the same one in every process, because Python hashes
     integers without a random seed.
     """
     return hash(numbers)
 
 
 def draw() -> int:
-    """Draw the place of a remote call."""
+    """Draw the place of a remote call from the present stream of torch's CPU generator."""
     return int(torch.randint(_SEEDS - 1, (), dtype=torch.int64, device="cpu"))
 
 
@@ -74,9 +75,15 @@ def _of_others() -> dict[str, _Generator]:
 
 
 def _comparable_state(name: str, generator: _Generator) -> Any:
-    """Return the state of a generator in a form in which two states can be compared."""
+    """Return the state of a generator in a form in which two states can be compared by ``==``.
+
+    Args:
+        name: Name of the package, "random" or "numpy".
+        generator: The generator.
+    """
     state = generator.get()
     if name == "numpy":
+        # An array among the items has no single result of ``==``.
         return (state[1].tobytes(), *state[2:])
     return state
 
@@ -99,7 +106,11 @@ class Streams:
                 self._unused[name] = (generator, _comparable_state(name, generator))
 
     def start(self, number: int) -> None:
-        """Start the stream of a place."""
+        """Start the stream of a place: set all generators from the seed of the step.
+
+        Args:
+            number: The place, as `place` returns it.
+        """
         seed = place(self._seed, number) % _SEEDS
         for generator in self._generators:
             generator.seed(seed)
@@ -114,7 +125,10 @@ class Streams:
             generator.set(state)
 
     def moved(self) -> set[str]:
-        """Return the packages with generators that moved in the step unexpectedly."""
+        """Return the packages with generators that moved in the step, though no code names them.
+
+        For example ``{"numpy"}``.
+        """
         moved = set()
         for name, (generator, state) in self._unused.items():
             if _comparable_state(name, generator) != state:

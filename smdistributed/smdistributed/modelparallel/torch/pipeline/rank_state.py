@@ -31,12 +31,12 @@ class PipelineRank:
     """A rank of a pipeline, as the calling side, the serving side and the model calls use it.
 
     Attributes:
-        me: Rank in the pipeline.
-        n: Number of ranks of the pipeline.
+        rank: Rank in the pipeline, from 0.
+        size: Number of ranks of the pipeline.
         root_rank: The rank that owns the root module.
         modules: The placed modules, once they are installed.
         scheduler: Chooses the context that runs next.
-        number: Number of the present step, or of the last one.
+        step_number: Number of the present step, or of the last one.
         function: Name of the step function of this step.
         order: Passes that ran in this step, for tests of schedules: ("F" or "B", microbatch).
     """
@@ -44,9 +44,10 @@ class PipelineRank:
     modules: Modules
 
     def __init__(self, transport: Transport, scheduler: Scheduler) -> None:
-        self.scheduler, self.me, self.n = scheduler, transport.me, transport.n
+        self.scheduler = scheduler
+        self.rank, self.size = transport.rank, transport.size
         self.root_rank = 0
-        self.number, self.function = 0, ""
+        self.step_number, self.function = 0, ""
         self.order: list[tuple[str, int]] = []
         self._transport = transport
 
@@ -74,13 +75,15 @@ class PipelineRank:
         return self.scheduler.current
 
     def arrived(self, tensors: Sequence[torch.Tensor | None]) -> None:
-        """Make received tensors ready for use in this thread."""
+        """Make received tensors ready for use in this thread. Their receives may still run."""
         self._transport.arrived(tensors)
 
     def post(
         self, peer: int, message: object, tensors: Sequence[torch.Tensor | None], title: str
     ) -> None:
         """Send a message to a rank of the pipeline, which may be this rank.
+
+        A message to this rank goes into the own inbox, with detached tensors.
 
         Args:
             peer: Rank in the pipeline.
@@ -94,7 +97,7 @@ class PipelineRank:
         """
         link = self._transport
         try:
-            if peer != self.me:
+            if peer != self.rank:
                 link.send(peer, message, tensors)
                 return
             pickle.dumps(message, 5)  # refuses the same objects as a message to another rank

@@ -38,11 +38,18 @@ class Recomputation(NamedTuple):
     group: int | None = 1
 
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Call a module."""
+        """Call a module, which runs again in the backward pass, and return its result."""
         return run(self, module, args, kwargs)
 
     def chain(self, children: Sequence[nn.Module], x: Any) -> Any:
-        """Run neighbours of a Sequential, in groups."""
+        """Run neighbours of a Sequential in groups, and return the last result.
+
+        Each group runs again as a whole in the backward pass.
+
+        Args:
+            children: The modules.
+            x: The argument of the first one.
+        """
         size = self.group or len(children)
         for start in range(0, len(children), size):
             group = children[start : start + size]
@@ -51,7 +58,7 @@ class Recomputation(NamedTuple):
 
 
 def in_turn(children: Sequence[nn.Module], x: Any) -> Any:
-    """Run neighbours of a Sequential."""
+    """Run neighbours of a Sequential one after another, and return the last result."""
     for child in children:
         x = child(x)
     return x
@@ -63,7 +70,8 @@ def run(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> Any:
-    """Call a function that runs again in the backward pass, in the thread of that pass.
+    """Call a function that runs again in the backward pass, in the thread of that pass, and return
+    its result. Outside of training the function runs once.
 
     Args:
         recomputation: The options.
@@ -79,6 +87,7 @@ def run(
     leaves, spec = pytree.tree_flatten((args, new_kwargs))
 
     def call(*values: Any) -> Any:
+        """Call the function with the leaves of its arguments: torch keeps only flat arguments."""
         call_args, call_kwargs = pytree.tree_unflatten(list(values), spec)
         return function(*call_args, **call_kwargs)
 

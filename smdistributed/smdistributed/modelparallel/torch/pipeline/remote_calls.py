@@ -19,7 +19,7 @@ from . import variables
 from .caches import trim_caches
 from .messages import Arguments, Backward, BackwardMode, CallId, Forward, attach
 from .microbatch_threads import Context, Produced
-from .module_state import StateHeader, Turn
+from .module_state import MicrobatchRun, StateHeader
 from .modules import run_children
 from .randomness import draw
 from .rank_state import TWICE, PipelineRank
@@ -77,13 +77,26 @@ class RemoteCall:
     def forward(
         self, arguments: Tree, header: StateHeader | None, tensors: list[torch.Tensor], flags: Flags
     ) -> list[torch.Tensor]:
-        """Send the arguments, wait for the result, and return the tensors of the result."""
+        """Send the arguments, wait for the result, and return the tensors of the result.
+
+        The other parts of the result are stored in this object. Other contexts of this rank run
+        meanwhile.
+
+        Args:
+            arguments: The arguments without tensors.
+            header: Describes the state that goes along, or None.
+            tensors: The tensors of the arguments.
+            flags: Modes that the module runs with.
+
+        Raises:
+            StepError: The step failed meanwhile, or the arguments cannot be sent.
+        """
         pipeline = self.caller.pipeline
         context = pipeline.context()
         needs = tuple(bool(flags.grad and tensor.requires_grad) for tensor in tensors)
         self.count = len(tensors)
         message = Forward(
-            pipeline.number,
+            pipeline.step_number,
             pipeline.function,
             self.id,
             self.number,
@@ -93,7 +106,7 @@ class RemoteCall:
             flags,
             arguments,
             needs,
-            (pipeline.me, None),
+            (pipeline.rank, None),
             self.tail,
             pipeline.modules.modules[self.number].__dict__.get("_smp_checkpoint"),
             header,
@@ -119,6 +132,9 @@ class RemoteCall:
             grads: For each tensor of the result its gradient, or None.
             mode: The effects of the pass.
 
+        Returns:
+            For each tensor of the arguments its gradient, or None.
+
         Raises:
             StepError: An earlier pass through this call has freed the graph.
         """
@@ -127,10 +143,11 @@ class RemoteCall:
                 f"a second backward pass through one call of module {self.title}\n{TWICE}"
             )
         self.has_requested_backward = not mode.keeps
+        # Only a plain backward pass is started by the last owner itself.
         if self.tail is None or not mode.adds:
             self.request_backward(grads, mode)
         else:
-            self.caller.expect(self, grads)
+            self.caller.keep_gradients(self, grads)
         gradients: list[torch.Tensor | None] = self.caller.pipeline.scheduler.wait(
             ("B", self.id), BACKWARD
         )
@@ -148,11 +165,12 @@ class RemoteCall:
         """
         pipeline = self.caller.pipeline
         microbatch = 0
+        # A message of another rank may ask for the pass while no context runs.
         if pipeline.scheduler.current is not None:
             microbatch = pipeline.context().microbatch
         mode = mode or BackwardMode()
         message = Backward(
-            pipeline.number, self.id, self.number, self.last_segment, microbatch, mode
+            pipeline.step_number, self.id, self.number, self.last_segment, microbatch, mode
         )
         pipeline.post(self.last, message, grads, "gradients")
 
@@ -165,7 +183,14 @@ PyTorch 2.4 cannot tell; a second pass over a call is an error there.
 
 
 def _check_transforms(title: str) -> None:
-    """Refuse a remote call within a transform of torch.func."""
+    """Refuse a remote call within a transform of torch.func.
+
+    Args:
+        title: Words for the module.
+
+    Raises:
+        StepError: A transform is active on this thread.
+    """
     if torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001
         raise StepError(
             f"torch.func, vmap and is_grads_batched do not go through module {title}, which is on"
@@ -173,7 +198,7 @@ def _check_transforms(title: str) -> None:
         )
 
 
-class _Remote(torch.autograd.Function):
+class _RemoteFunction(torch.autograd.Function):
     """Record a remote call in the graph.
 
     `tie` is a tensor that requires a gradient. It is needed because the parameters are remote: the
@@ -188,6 +213,15 @@ class _Remote(torch.autograd.Function):
         tie: torch.Tensor,  # noqa: ARG004
         *tensors: torch.Tensor,  # noqa: ARG004
     ) -> tuple[torch.Tensor, ...]:
+        """Return the results, which have come from the other rank already.
+
+        Args:
+            ctx: Keeps the call for the backward.
+            call: The remote call.
+            results: The tensors of its result.
+            tie: A tensor that requires a gradient.
+            tensors: The tensors of the arguments, to which the backward leads.
+        """
         ctx.call = call
         constants = []
         for result, is_differentiable in zip(results, call.differentiable, strict=True):
@@ -199,6 +233,13 @@ class _Remote(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        """Run the backward on the other ranks, and return a gradient for each argument.
+
+        The first three are None: they belong to no tensor of the arguments.
+
+        Raises:
+            StepError: The gradients themselves need a graph, or a transform of torch.func runs.
+        """
         call: RemoteCall = ctx.call
         if torch.is_grad_enabled():
             raise StepError(
@@ -211,6 +252,7 @@ class _Remote(torch.autograd.Function):
         for grad, is_differentiable in zip(grads, call.differentiable, strict=True):
             result_grads.append(grad if is_differentiable else None)
         if all(grad is None for grad in result_grads):
+            # Nothing leads to the loss: the other ranks need not run a pass.
             return (None,) * (3 + call.count)
         # The tie is a leaf, as a parameter is. torch.autograd.grad runs only the nodes that lead
         # to its inputs, and so no leaf; torch.autograd.backward runs the tie's node, too.
@@ -231,93 +273,122 @@ class Caller:
     def __init__(self, pipeline: PipelineRank) -> None:
         self.pipeline = pipeline
         self.tail_calls = os.environ.get("SMP_TAIL_CALLS", "1") != "0"
-        self._ids = itertools.count()
-        self._expected: dict[CallId, tuple[RemoteCall, list[torch.Tensor | None]]] = {}
-        self._not_started: set[CallId] = set()
+        self._call_numbers = itertools.count()
+        self._kept_gradients: dict[CallId, tuple[RemoteCall, list[torch.Tensor | None]]] = {}
+        self._not_started_calls: set[CallId] = set()
 
     def begin(self) -> None:
         """Forget the calls of the last step."""
-        self._ids = itertools.count()
-        self._expected.clear()
-        self._not_started.clear()
+        self._call_numbers = itertools.count()
+        self._kept_gradients.clear()
+        self._not_started_calls.clear()
 
-    def module(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a remote module."""
-        return self._call(number, args, kwargs, None)
+    def call_module(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a remote module, and return its result.
 
-    def chain(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a Sequential of this rank that spans ranks.
+        Args:
+            number: Number of the module.
+            args: Positional arguments.
+            kwargs: Named arguments.
+        """
+        return self._call_module(number, args, kwargs, None)
+
+    def call_chain(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a Sequential of this rank that spans ranks, and return its result.
 
         The result of each segment goes straight to the owner of the next one.
+
+        Args:
+            number: Number of the Sequential.
+            args: A single positional argument.
+            kwargs: Must be empty.
+
+        Raises:
+            TypeError: Other arguments than a single positional one.
         """
         if kwargs or len(args) != 1:
             raise TypeError(f"{self.pipeline.modules.title(number)} takes one argument")
         value = args[0]
         pipeline = self.pipeline
         for index, segment in enumerate(pipeline.modules.chains[number]):
-            if segment.owner != pipeline.me:
-                return self._call(number, (value,), {}, index)
+            if segment.owner != pipeline.rank:
+                return self._call_module(number, (value,), {}, index)
             value = run_children(pipeline.modules.modules[number], segment.modules, value)
         return value
 
-    def _call(
+    def _call_module(
         self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any], segment: int | None
     ) -> Any:
-        """Call a remote module, or the rest of a chain from a segment on."""
+        """Call a remote module, or the rest of a chain from a segment on, and return the result.
+
+        Writes of the module to its arguments, to attributes and to context variables are repeated
+        on this rank.
+
+        Args:
+            number: Number of the module.
+            args: Positional arguments.
+            kwargs: Named arguments.
+            segment: First segment of the chain that runs; None for a whole module.
+
+        Raises:
+            StepError: The call could not work as a local one, or the step failed meanwhile.
+        """
         pipeline = self.pipeline
         self._check_call(number, [*args, *kwargs.values()])
         context = pipeline.context()
-        tail = self._tail(context, number)
-        call = RemoteCall(self, (pipeline.me, next(self._ids)), number, segment, tail)
+        tail = self._find_tail_call(context, number)
+        call = RemoteCall(self, (pipeline.rank, next(self._call_numbers)), number, segment, tail)
         module_state, microbatch = pipeline.scheduler.module_state, context.microbatch
-        turn = Turn(microbatch)
-        module_state.leave(turn)
+        run = MicrobatchRun(microbatch)
+        module_state.leave(run)
         if segment is None:
             module_state.check_hooks(number)
 
         # The arguments, with the state that the microbatch has written so far.
         state_header, written = module_state.pack(microbatch, call.first)
-        changed = variables.changed(pipeline.scheduler.caller_thread.variables)
+        changed = variables.find_changed(pipeline.scheduler.caller_thread.variables)
         if changed:
             names = tuple(name for name, _ in changed)
             hooked: tuple[int, ...] = ()
             if variables.collects(names):
                 hooked = variables.hooked(pipeline.modules.modules)
             state_header = state_header._replace(variables=names, hooked=hooked)
-        own_writes = module_state.written(microbatch)
+        own_writes = module_state.writes_so_far(microbatch)
         header, attached = attach(state_header, written, [value for _, value in changed])
         args, kwargs = trim_caches(pipeline.modules.modules[number], args, kwargs)
         before = Arguments(args, kwargs, attached)
         arguments, tensors = flatten((args, kwargs, attached))
         flags = capture()
         results = call.forward(arguments, header, tensors, flags)
-        module_state.returned(turn)
+        module_state.count_return(run)
 
+        # The call becomes a node of this rank's graph, so that a backward pass comes here.
         if results and flags.grad and not flags.inference:
             tie = torch.empty(0, requires_grad=True)
             inputs = self._graph_inputs(call, tensors, microbatch)
-            results = list(_Remote.apply(call, results, tie, *inputs))  # type: ignore[no-untyped-call]
+            results = list(_RemoteFunction.apply(call, results, tie, *inputs))  # type: ignore[no-untyped-call]
         assert call.value is not None
         if own_writes:
-            module_state.restore(turn, own_writes)
+            module_state.restore_own_objects(run, own_writes)
 
         def own_object(place: tuple[str, int]) -> Any:
+            """Return the argument that the owner has named in its result."""
             kind, index = place
-            return tensors[index] if kind == "tensor" else before.cells[index][0]
+            return tensors[index] if kind == "tensor" else before.containers_before[index][0]
 
         result = unflatten(call.value, results, own_object)
         if call.header is not None:
             result, returned = result
-            module_state.unpack(turn, call.header, returned.written, call.last)
+            module_state.unpack(run, call.header, returned.written, call.last)
             variables.put(call.header.variables, returned.variables, ())
             if header is not None and attached is not None:
                 unread = {id(tensors[index]) for index in call.header.unread}
-                module_state.note_reads(turn, header, attached.written, unread)
+                module_state.record_remote_reads(run, header, attached.written, unread)
             before.repeat_writes(tensors, returned, call.title)
-            module_state.borrow(result, call.header.lent, call.title)
+            module_state.watch_lent_items(result, call.header.lent, call.title)
         if tail is not None:
             context.tail = results if call.header is None else tensors_in(result)
-        elif context.key[0] == "S" and pipeline.me == pipeline.root_rank:
+        elif context.key[0] == "S" and pipeline.rank == pipeline.root_rank:
             hop = (call.id, call.last_segment)
             for position, tensor in enumerate(results):
                 produced = Produced(weakref.ref(tensor), call.last, hop, position)
@@ -354,7 +425,7 @@ class Caller:
                 " or place the module with its caller with smp.set_partition."
             )
         if context.tail is not None:
-            raise StepError(_NOT_LAST)
+            raise StepError(_NOT_THE_LAST_CALL)
 
     def _graph_inputs(
         self, call: RemoteCall, tensors: list[torch.Tensor], microbatch: int
@@ -363,14 +434,21 @@ class Caller:
 
         State that went along and was not read is detached: no gradient leads to it, and its graph
         may be freed already. So is state from before this step that is in no graph of the result.
+
+        Args:
+            call: The remote call, which has ended.
+            tensors: The tensors of the arguments, with the state that went along.
+            microbatch: The microbatch that called.
         """
         header = call.header
         if header is None:
             return tensors
         outside_graph = set(header.unread)
         if header.unused:
-            old = self.pipeline.scheduler.module_state.old(microbatch)
-            outside_graph.update(n for n in header.unused if id(tensors[n]) in old)
+            old_ids = self.pipeline.scheduler.module_state.find_old_tensors(microbatch)
+            for number in header.unused:
+                if id(tensors[number]) in old_ids:
+                    outside_graph.add(number)
         if not outside_graph:
             return tensors
         inputs = []
@@ -378,10 +456,14 @@ class Caller:
             inputs.append(tensor.detach() if number in outside_graph else tensor)
         return inputs
 
-    def _tail(self, context: Context, number: int) -> int | None:
+    def _find_tail_call(self, context: Context, number: int) -> int | None:
         """Return the number of the model call that returns the result of this call unchanged.
 
-        None if that is not certain.
+        None if that is not certain. A hook on the way may change the result, for example.
+
+        Args:
+            context: The context that calls.
+            number: Number of the called module.
         """
         pipeline = self.pipeline
         path = pipeline.modules.tails.get(number)
@@ -394,28 +476,34 @@ class Caller:
                 return None
         return context.calls - 1
 
-    def expect(self, call: RemoteCall, grads: list[torch.Tensor | None]) -> None:
-        """Keep the gradients of a tail call, in case its last owner does not start by itself."""
-        if call.id in self._not_started:
+    def keep_gradients(self, call: RemoteCall, grads: list[torch.Tensor | None]) -> None:
+        """Keep the gradients of a tail call, in case its last owner does not start by itself.
+
+        If the owner has said so already, the backward is requested at once.
+        """
+        if call.id in self._not_started_calls:
             call.request_backward(grads)
         else:
-            self._expected[call.id] = (call, grads)
+            self._kept_gradients[call.id] = (call, grads)
 
-    def ended(self, id: CallId) -> None:  # noqa: A002
+    def forget_gradients(self, id: CallId) -> None:  # noqa: A002
         """Forget the gradients of a tail call whose backward has ended."""
-        self._expected.pop(id, None)
+        self._kept_gradients.pop(id, None)
 
-    def not_started(self, id: CallId) -> None:  # noqa: A002
-        """Request the backward of a tail call that its last owner has not started."""
-        expected = self._expected.pop(id, None)
+    def request_kept_backward(self, id: CallId) -> None:  # noqa: A002
+        """Request the backward of a tail call that its last owner has not started.
+
+        If this rank's own pass has not come to the call yet, the request follows then.
+        """
+        expected = self._kept_gradients.pop(id, None)
         if expected is None:
-            self._not_started.add(id)
+            self._not_started_calls.add(id)
         else:
             call, grads = expected
             call.request_backward(grads)
 
 
-_NOT_LAST = (
+_NOT_THE_LAST_CALL = (
     "the model called a module after the one whose result it returns\n"
     "Set SMP_TAIL_CALLS=0 in the environment of all ranks."
 )

@@ -4,8 +4,8 @@ the updates in order.
 In training, batch normalization normalizes by the batch, and moves its running statistics by a
 fixed share of the batch's. So microbatches may overlap, if their updates are joined in the order of
 the microbatches afterwards. Each microbatch updates tensors that are zero at first. After ``n``
-updates such a tensor has a value ``made``. The same updates turn a statistic ``before`` into
-``(1 - share) ** n * before + made``.
+updates such a tensor has a value ``updated``. The same updates turn a statistic ``before`` into
+``(1 - share) ** n * before + updated``.
 
 Without a momentum the share depends on the number of batches, which is read. That case is not
 treated by this module.
@@ -54,12 +54,12 @@ class _Updates:
     """The updates of one microbatch to the buffers of a module.
 
     Attributes:
-        share: The momentum.
-        made: Name of a buffer -> the updated tensor, which was zero before.
+        share: The momentum: the share of a batch in the new statistic.
+        updated: Name of a buffer -> the updated tensor, which was zero before.
     """
 
     share: float
-    made: dict[str, torch.Tensor]
+    updated: dict[str, torch.Tensor]
 
 
 @dataclass
@@ -69,7 +69,15 @@ class RunningStatistics:
     _waiting: dict[nn.Module, dict[int, _Updates]] = field(default_factory=dict)
 
     def buffer(self, module: nn.Module, name: str, microbatch: int) -> torch.Tensor:
-        """Return the tensor that a microbatch updates in place of a buffer."""
+        """Return the tensor that a microbatch updates in place of a buffer.
+
+        The tensor is made at the first call, with zeros. `settle` joins the update to the buffer.
+
+        Args:
+            module: A module of batch normalization.
+            name: Name of the buffer, one of `BUFFERS`.
+            microbatch: Number of the microbatch.
+        """
         assert isinstance(module, _Norm)
         by_microbatch = self._waiting.setdefault(module, {})
         updates = by_microbatch.get(microbatch)
@@ -81,7 +89,7 @@ class RunningStatistics:
                 if buffer is not None:
                     zeros[key] = torch.zeros_like(buffer)
             updates = by_microbatch[microbatch] = _Updates(module.momentum, zeros)
-        return updates.made[name]
+        return updates.updated[name]
 
     def waits(self, module: nn.Module) -> bool:
         """Return whether updates of a module are not in its buffers yet."""
@@ -93,13 +101,14 @@ class RunningStatistics:
         by_microbatch = self._waiting.pop(module, {})
         for number in sorted(by_microbatch):
             updates = by_microbatch[number]
-            count = int(updates.made[_COUNT])
-            for name, made in updates.made.items():
+            count = int(updates.updated[_COUNT])
+            for name, updated in updates.updated.items():
                 buffer = module._buffers[name]  # noqa: SLF001
                 assert buffer is not None
+                # As the microbatch would have done in place: see the module's docstring.
                 if name != _COUNT:
                     buffer.mul_((1 - updates.share) ** count)
-                buffer.add_(made)
+                buffer.add_(updated)
 
     def settle_all(self) -> None:
         """Put the updates of all modules into their buffers."""

@@ -60,13 +60,13 @@ class Runtime:
         """
         self.cfg, self.transport, self.peers = cfg, transport, peers
         self._early_messages: list[Item] = []  # of steps that this rank has not begun
-        leads = peers is None or peers.me == 0
+        leads = peers is None or peers.rank == 0
         announce = self._announce if peers is not None and leads else None
-        self._role = Role(leads, transport.me == 0, announce)
+        self._role = Role(leads, transport.rank == 0, announce)
         self.scheduler = Scheduler(
             transport.inbox,
             self._dispatch,
-            transport.me,
+            transport.rank,
             lambda number: self.pipeline.modules.title(number),
             self._role,
         )
@@ -87,17 +87,17 @@ class Runtime:
             root: The wrapped module.
             owner: Name of a module -> the rank in the pipeline that owns the module.
         """
-        self.pipeline.modules = Modules(root, owner, self.pipeline.me)
-        self.pipeline.modules.bind(self.calls.module, self.calls.chain)
+        self.pipeline.modules = Modules(root, owner, self.pipeline.rank)
+        self.pipeline.modules.bind(self.calls.call_module, self.calls.call_chain)
         self.pipeline.root_rank = self.pipeline.modules.owner[0]
         self.scheduler.module_state.install(
             self.pipeline.modules.modules, self.pipeline.modules.owner
         )
-        self._role.starts = self.pipeline.me == self.pipeline.root_rank
-        self._drawn = self.scheduler.module_state.draws()
+        self._role.owns_root = self.pipeline.rank == self.pipeline.root_rank
+        self._drawn = self.scheduler.module_state.find_random_packages()
 
     def run_step(self, callables: Sequence[Callable[[], Any]], function: str) -> list[Any]:
-        """Run a step.
+        """Run a step: the step function on each microbatch, and the requests of other ranks.
 
         Args:
             callables: The step function on each microbatch.
@@ -112,7 +112,7 @@ class Runtime:
         """
         if self.scheduler.step is not None:
             raise StepError("a function decorated with smp.step was called within another")
-        self.pipeline.number += 1
+        self.pipeline.step_number += 1
         self.pipeline.function = function
         self.pipeline.order = []
         for part in (self.calls, self.server, self.model):
@@ -137,7 +137,7 @@ class Runtime:
             # A conflict may be the cause of an error of torch: a graph that was freed, a tensor
             # that was written.
             if step.error is None or type(step.error) is RuntimeError:
-                conflict = self.scheduler.module_state.conflict()
+                conflict = self.scheduler.module_state.find_conflict()
                 if conflict is not None:
                     conflict.__cause__ = step.error
                     step.error = conflict
@@ -173,13 +173,23 @@ class Runtime:
                 link.close()
 
     def _body(self, microbatch: int, body: Callable[[], Any]) -> Callable[[], Any]:
-        """Return the step function on a microbatch, with an explained error and the clean-up."""
+        """Return the step function on a microbatch, with an explained error and the clean-up.
+
+        Args:
+            microbatch: Number of the microbatch.
+            body: The step function on this microbatch.
+        """
 
         def run() -> Any:
+            """Run the step function, and return its result.
+
+            Raises:
+                StepError: It took a gradient on a rank that has only copies of the outputs.
+            """
             try:
                 result = body()
             except RuntimeError as error:
-                if self.pipeline.me == self.pipeline.root_rank or _UNUSED not in str(error):
+                if self.pipeline.rank == self.pipeline.root_rank or _UNUSED not in str(error):
                     raise
                 raise StepError(
                     "torch.autograd.grad was called in the step function:"
@@ -194,24 +204,28 @@ class Runtime:
         return run
 
     def _announce(self, key: Key) -> None:
-        """Tell the peers that follow which context runs next."""
+        """Tell the tensor-parallel peers that follow the key of the context that runs next."""
         assert self.peers is not None
-        for peer in range(self.peers.n):
-            if peer != self.peers.me:
-                self.peers.send(peer, Pick(self.pipeline.number, key))
+        for peer in range(self.peers.size):
+            if peer != self.peers.rank:
+                self.peers.send(peer, Pick(self.pipeline.step_number, key))
 
     def _dispatch(self, item: Item) -> None:
         """Handle a message of another rank.
 
-        Messages of earlier steps are dropped, messages of later steps are stored.
+        Messages of earlier steps are dropped, messages of later steps are stored. A lost peer, a
+        failed peer, and a peer with another step function are recorded as errors, and not raised.
+
+        Args:
+            item: The link, the rank of the sender in it, the message, its tensors.
         """
         link, peer, message, tensors = item
         if isinstance(message, PeerLost):
             reason = f"{GONE} ({message.reason})"
             self.scheduler.lost = PeerError(link.members[peer], link.name(peer), reason)
             return
-        if message.step != self.pipeline.number:
-            if message.step > self.pipeline.number:
+        if message.step != self.pipeline.step_number:
+            if message.step > self.pipeline.step_number:
                 self._early_messages.append(item)
             return
         if (
@@ -221,7 +235,7 @@ class Runtime:
             self.scheduler.fail(
                 StepError(
                     f"{link.name(peer)} runs the step function {message.function},"
-                    f" and {link.name(link.me)} runs {self.pipeline.function}\n"
+                    f" and {link.name(link.rank)} runs {self.pipeline.function}\n"
                     "All ranks of a pipeline must call the same step functions in the same order."
                 )
             )
@@ -235,15 +249,15 @@ class Runtime:
             case Result():
                 self.scheduler.answer(("R", message.call), (message, received))
             case Gradients():
-                self.calls.ended(message.call)
+                self.calls.forget_gradients(message.call)
                 self.scheduler.answer(("B", message.call), received)
             case Outputs():
                 key = ("O", message.microbatch, message.number)
                 self.scheduler.answer(key, (message, received))
             case NotStarted():
-                self.calls.not_started(message.call)
+                self.calls.request_kept_backward(message.call)
             case Pick():
-                self.scheduler.picked(message.key)
+                self.scheduler.record_pick(message.key)
             case Done():
                 self.scheduler.module_state.agreed[message.function] = message.in_turn
                 if self._role.leads or link is self.peers:
@@ -254,22 +268,29 @@ class Runtime:
                 )
 
     def _links(self) -> list[Transport]:
+        """Return the links of this rank: one or two."""
         if self.peers is None:
             return [self.transport]
         return [self.transport, self.peers]
 
     def _end(self) -> None:
-        """Tell the ranks that wait for it that the step has ended."""
+        """Tell the ranks that wait for the end of the step that it has ended.
+
+        They also learn whether the microbatches of the function's next step must run one after
+        another. Only the root's owner, and the leader of tensor-parallel peers, send a message.
+        """
         if not self._role.leads:
             return
-        is_root = self.pipeline.me == self.pipeline.root_rank
-        in_turn = self.scheduler.module_state.agree(self.pipeline.function, root=is_root)
-        message = Done(self.pipeline.number, self.pipeline.function, in_turn)
+        is_root = self.pipeline.rank == self.pipeline.root_rank
+        in_turn = self.scheduler.module_state.decide_next_order(
+            self.pipeline.function, owns_root=is_root
+        )
+        message = Done(self.pipeline.step_number, self.pipeline.function, in_turn)
         for link in self._links():
             if link is self.transport and not is_root:
                 continue
-            for peer in range(link.n):
-                if peer != link.me:
+            for peer in range(link.size):
+                if peer != link.rank:
                     with contextlib.suppress(OSError):  # this rank needs the others no more
                         link.send(peer, message)
 
@@ -277,19 +298,25 @@ class Runtime:
         """Tell the other ranks that the step failed.
 
         The failure of another rank is passed on to the ranks of the other link.
+
+        Args:
+            error: The error.
+            trace: Its traceback, for the other ranks' output.
         """
-        number = self.pipeline.number
+        number = self.pipeline.step_number
         if isinstance(error, PeerError):
+            # The rank that failed has told its own links. Without a trace its connection is lost:
+            # each rank notices that by itself.
             if self.peers is None or not error.trace:
                 return
             message = Abort(number, error.rank, error.name, error.reason, error.trace)
         else:
             link = self.transport
-            rank, name = link.members[link.me], link.name(link.me)
+            rank, name = link.members[link.rank], link.name(link.rank)
             message = Abort(number, rank, name, summary(error), trace)
         for link in self._links():
-            for peer in range(link.n):
-                if peer != link.me:
+            for peer in range(link.size):
+                if peer != link.rank:
                     with contextlib.suppress(OSError):  # a peer that is gone needs no message
                         link.send(peer, message)
 
@@ -306,6 +333,6 @@ def present() -> Runtime | None:
 
 
 def use(runtime: Runtime | None) -> None:
-    """Set the runtime of this process; None: the runtime has ended."""
+    """Set the runtime that `present` returns; None: the runtime has ended."""
     global _present
     _present = runtime

@@ -48,6 +48,13 @@ def print_schedule(
 
 
 def _print_row(head: str, cells: Iterable[str], width: int) -> None:
+    """Print one line of the table.
+
+    Args:
+        head: The first column.
+        cells: The other columns.
+        width: Characters of each of these.
+    """
     padded = [cell.ljust(width) for cell in cells]
     print("  ".join([head, *padded]).rstrip())
 
@@ -59,6 +66,8 @@ def actions(
     active_microbatches: int | None = None,
 ) -> list[list[str]]:
     """Return the passes that ``print_schedule`` prints.
+
+    The arguments and errors are the same.
 
     Returns:
         For each rank a list with an item for each unit of time: a pass such as ``"1F0"``, or ``""``
@@ -85,9 +94,12 @@ def actions(
     waiting_backwards: list[int] = []  # 'simple': no backward starts before all forwards are made
 
     def arrive(rank: int, kind: str, microbatch: int) -> None:
+        """Make a pass ready on a rank."""
         heapq.heappush(ready[rank], (priorities[kind], microbatch, next(arrivals), kind))
 
     while finished < microbatches:
+        # One unit of time: each rank runs one pass at most. What the passes make ready runs from
+        # the next unit on.
         ran = []
         for rank, waiting in enumerate(ready):
             startable = rank == 0 and started < min(microbatches, finished + limit)

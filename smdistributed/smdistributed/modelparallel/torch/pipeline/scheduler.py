@@ -38,7 +38,7 @@ from smdistributed.modelparallel.torch.transport.inbox import Inbox
 from smdistributed.modelparallel.torch.transport.transport import Item
 
 from .microbatch_threads import Context, Key, Runner, Worker
-from .module_state import ModuleState, Turn
+from .module_state import MicrobatchRun, ModuleState
 from .randomness import Streams, place
 from .threadstate import ApplyFlags, CallerThread, capture
 from .variables import LeftVariables, title
@@ -84,14 +84,15 @@ class Role:
     """The part of this rank in the choice of contexts.
 
     Attributes:
-        leads: Whether this rank picks by itself; else it follows the picks of another rank.
-        starts: Whether this rank owns the root module.
+        leads: Whether this rank picks contexts by itself; else it follows the picks of another
+            rank.
+        owns_root: Whether this rank owns the root module.
         announce: Sends the key of the next context to the peers that follow; None without such
             peers.
     """
 
     leads: bool
-    starts: bool
+    owns_root: bool
     announce: Callable[[Key], None] | None
 
 
@@ -109,16 +110,21 @@ class Step:
         started: Number of microbatches that have started.
         finished: Number of microbatches that have returned.
         ready: Heap of the contexts that may run.
-        arrived: Answers that no context has taken yet.
-        waiting: Key of an answer -> the context that waits for it, and its kind when it is ready.
-        early: Microbatches that have not started, while their first outputs are here.
+        priorities: Kind of a context -> its priority; the lowest number runs first.
+        arrivals: Numbers the entries of the heap.
+        answers: Key -> an answer that no context has taken yet.
+        waiting_contexts: Key of an answer -> the context that waits for it, and its kind when it
+            is ready.
+        early_outputs: Microbatches that have not started, while their first outputs are here.
         expected_outputs: Number of contexts that wait for outputs of the model.
         is_eager: Whether the next microbatch may start although outputs are expected.
-        gate: Under 'simple' the contexts that wait until all forwards are made.
-        at_gate: Number of microbatches of this rank among them.
+        may_run_backwards: Whether backward passes may run; under 'simple' only when all
+            microbatches have made their forward.
+        held_backwards: Under 'simple' the contexts that wait for that.
+        held_forwards: Number of microbatches of this rank among them.
         picks: Keys of contexts that the leading peer has picked.
         done: Whether the owner of the root module has ended the step.
-        error: The first error.
+        error: The first error, or None.
         trace: The traceback of the error.
     """
 
@@ -140,14 +146,14 @@ class Step:
         self.ready: list[ReadyContext] = []
         self.priorities = SIMPLE if simple else INTERLEAVED
         self.arrivals = itertools.count()
-        self.arrived: dict[Key, Any] = {}
-        self.waiting: dict[Key, tuple[Context, str]] = {}
-        self.early: set[int] = set()
+        self.answers: dict[Key, Any] = {}
+        self.waiting_contexts: dict[Key, tuple[Context, str]] = {}
+        self.early_outputs: set[int] = set()
         self.expected_outputs = 0
         self.is_eager = False
-        self.gate: list[Context] = []
-        self.at_gate = 0
-        self.gate_open = not simple
+        self.held_backwards: list[Context] = []
+        self.held_forwards = 0
+        self.may_run_backwards = not simple
         self.picks: collections.deque[Key] = collections.deque()
         self.done = False
         self.error: BaseException | None = None
@@ -171,8 +177,8 @@ class Scheduler:
         self,
         inbox: Inbox[Item],
         dispatch: Callable[[Item], None],
-        me: int,
-        title: Callable[[int], str],
+        rank: int,
+        module_title: Callable[[int], str],
         role: Role,
     ) -> None:
         """Make the scheduler of a rank.
@@ -180,12 +186,12 @@ class Scheduler:
         Args:
             inbox: Messages of the other ranks.
             dispatch: Handles a message.
-            me: Rank in the pipeline.
-            title: Returns words for a module, by its number.
+            rank: Rank in the pipeline.
+            module_title: Returns words for a module, by its number.
             role: The part of this rank in the choice of contexts.
         """
         self.inbox, self.dispatch, self.role = inbox, dispatch, role
-        self.module_state = ModuleState(me, self.turn, self._current_key, title)
+        self.module_state = ModuleState(rank, self.current_run, self._current_key, module_title)
         self.variables = LeftVariables()
         self.step: Step | None = None
         self.current: Context | None = None
@@ -212,25 +218,32 @@ class Scheduler:
         Raises:
             StepError: The step failed meanwhile.
         """
-        step, context = self._now(), self._present_context()
-        if key in step.arrived:
-            # A backward takes its turn, so that gradients add up in the order of the microbatches.
+        step, context = self._present_step(), self._present_context()
+        if key in step.answers:
+            # A backward waits until it is picked, so that gradients add up in the order of the
+            # microbatches. With tensor-parallel peers each pick must be announced.
             if kind == FORWARD and self.role.announce is None and self.role.leads:
-                return step.arrived.pop(key)
+                return step.answers.pop(key)
             self._make_returned_ready(context, kind)
         else:
-            step.waiting[key] = (context, kind)
+            step.waiting_contexts[key] = (context, kind)
             step.expected_outputs += key[0] == "O"
-        self._wait(context)
-        return step.arrived.pop(key)
+        self._run_others_until_ready(context)
+        return step.answers.pop(key)
 
-    def wait_at_gate(self) -> None:
-        """Under 'simple' wait until all microbatches of this rank have made their forward."""
-        step, context = self._now(), self._present_context()
-        if not step.gate_open:
-            step.gate.append(context)
-            step.at_gate += 1
-            self._wait(context)
+    def wait_for_all_forwards(self) -> None:
+        """Wait, under 'simple', until all microbatches of this rank have made their forward.
+
+        Under 'interleaved' the context goes on at once.
+
+        Raises:
+            StepError: The step failed meanwhile.
+        """
+        step, context = self._present_step(), self._present_context()
+        if not step.may_run_backwards:
+            step.held_backwards.append(context)
+            step.held_forwards += 1
+            self._run_others_until_ready(context)
 
     # --- called for messages ----------------------------------------------------------------------
 
@@ -241,15 +254,16 @@ class Scheduler:
             key: Names the answer, as for `wait`.
             value: The answer.
         """
-        step = self._now()
-        step.arrived[key] = value
-        entry = step.waiting.pop(key, None)
+        step = self._present_step()
+        step.answers[key] = value
+        entry = step.waiting_contexts.pop(key, None)
         if entry is not None:
             context, kind = entry
             step.expected_outputs -= key[0] == "O"
             self._make_returned_ready(context, kind)
         elif key[0] == "O" and key[1] >= step.started:
-            step.early.add(key[1])
+            # Outputs for a microbatch that has not started: it need not wait when it does.
+            step.early_outputs.add(key[1])
 
     def make_ready(self, context: Context, kind: str) -> None:
         """Let a context run when its priority is the highest.
@@ -258,37 +272,42 @@ class Scheduler:
             context: The context.
             kind: `RETURNED`, `BACKWARD` or `FORWARD`.
         """
-        step = self._now()
+        step = self._present_step()
         entry = ReadyContext(
             step.priorities[kind], context.microbatch, next(step.arrivals), context
         )
         heapq.heappush(step.ready, entry)
 
     def _make_returned_ready(self, context: Context, kind: str) -> None:
-        """Make a context ready that has got its answer."""
+        """Make a context ready that has got its answer.
+
+        Args:
+            context: The context.
+            kind: The pass that waited: `FORWARD`, which runs as `RETURNED`, or `BACKWARD`.
+        """
         if kind == FORWARD:
             kind = RETURNED
         self.make_ready(context, kind)
 
-    def hold_at_gate(self, context: Context) -> None:
-        """Make the backward of a served call ready; under 'simple' only when the gate opens."""
-        step = self._now()
-        if step.gate_open:
+    def make_backward_ready(self, context: Context) -> None:
+        """Make the backward of a served call ready; under 'simple' only after all forwards."""
+        step = self._present_step()
+        if step.may_run_backwards:
             self.make_ready(context, BACKWARD)
         else:
-            step.gate.append(context)
+            step.held_backwards.append(context)
 
-    def picked(self, key: Key) -> None:
+    def record_pick(self, key: Key) -> None:
         """Record the key of the context that the leading peer runs next."""
-        self._now().picks.append(key)
+        self._present_step().picks.append(key)
 
     def end_by_peer(self) -> None:
         """Record that the owner of the root module, or the leading peer, has ended the step."""
-        self._now().done = True
+        self._present_step().done = True
 
     def fail(self, error: BaseException) -> None:
-        """End the step with an error. Later errors are ignored."""
-        step = self._now()
+        """Store an error with its traceback, which ends the step. Later errors are ignored."""
+        step = self._present_step()
         if step.error is None:
             step.error = error
             step.trace = "".join(traceback.format_exception(error))
@@ -308,7 +327,7 @@ class Scheduler:
             step.streams.resume(script)
 
     def close(self) -> None:
-        """End the pooled threads."""
+        """End the pooled threads that run no context, and wait a second at most for each."""
         for worker in self._workers:
             if worker.runner in self._idle:
                 worker.runner.closed = True
@@ -318,9 +337,9 @@ class Scheduler:
     @property
     def caller_thread(self) -> CallerThread:
         """The state of the thread that called the step."""
-        return self._now().caller_thread
+        return self._present_step().caller_thread
 
-    def _now(self) -> Step:
+    def _present_step(self) -> Step:
         assert self.step is not None
         return self.step
 
@@ -329,24 +348,27 @@ class Scheduler:
         return self.current
 
     def _current_key(self) -> Key:
-        """Return the key of the context that runs, or ()."""
+        """Return the key of the context that runs on any thread; () if none runs."""
         if self.current is None:
             return ()
         return self.current.key
 
     def _run_contexts(self, runner: Runner) -> None:
-        """Run contexts on a thread that runs none yet.
+        """Run contexts, one after another, on a thread that runs none yet.
 
         Returns on the main thread when the step ends, on a pooled thread when the pool is closed.
+
+        Args:
+            runner: The present thread. Its `task`, if any, runs first.
         """
         while True:
             self.current = None
             task, runner.task = runner.task, None
-            context = task or self._next()
+            context = task or self._next_context()
             if context is not None and context.runner is None:
                 self._execute(runner, context)
                 continue
-            # Hand the turn to another thread: the one whose context goes on, or the main one.
+            # Another thread must go on: the one of the context, or the main one.
             if context is not None and context.runner is not None:
                 target = context.runner
             elif self._sleeping:  # the step failed: each waiting context ends by an exception
@@ -363,7 +385,7 @@ class Scheduler:
             if runner.closed:
                 return
 
-    def _wait(self, mine: Context) -> None:
+    def _run_others_until_ready(self, mine: Context) -> None:
         """Run other work while a context is blocked; return when the context may go on.
 
         Args:
@@ -372,25 +394,25 @@ class Scheduler:
         Raises:
             StepError: The step failed meanwhile.
         """
-        step, runner = self._now(), mine.runner
+        step, runner = self._present_step(), mine.runner
         assert runner is not None
         is_plain: bool | None = None
         stream: list[Any] | None = None  # random numbers of `mine`, once another context has run
         while True:
-            context = self._next()
+            context = self._next_context()
             if context is mine:
                 if stream is not None:
-                    self._resume(step, mine, stream)
+                    self._resume_context(step, mine, stream)
                 return
             if context is None:
                 raise StepError("the step failed")
             if stream is None:
                 stream = step.streams.stop()
-                self.module_state.leave(self._turn_of(mine))
+                self.module_state.leave(self._run_of(mine))
             # A call that cannot wait runs on this stack: a change of threads costs more.
             if context.runner is None and context.inline:
                 if is_plain is None:
-                    is_plain = step.caller_thread.has_only_its_modes()
+                    is_plain = step.caller_thread.has_only_caller_modes()
                 if is_plain:
                     self._execute(runner, context)
                     continue
@@ -406,26 +428,41 @@ class Scheduler:
             self.current = mine
             if step.error is not None:
                 raise StepError("the step failed")
-            self._resume(step, mine, stream)
+            self._resume_context(step, mine, stream)
             return
 
-    def _resume(self, step: Step, context: Context, stream: list[Any]) -> None:
-        step.streams.resume(stream)
-        self.module_state.enter(self._turn_of(context))
+    def _resume_context(self, step: Step, context: Context, stream: list[Any]) -> None:
+        """Restore the random numbers and the modules' state of a context that goes on.
 
-    def turn(self) -> Turn | None:
+        Args:
+            step: The present step.
+            context: The context.
+            stream: States of the generators, as `Streams.stop` returned them.
+        """
+        step.streams.resume(stream)
+        self.module_state.enter(self._run_of(context))
+
+    def current_run(self) -> MicrobatchRun | None:
         """Return the microbatch that this thread runs; None for a thread without a context."""
         context = self.current
         if context is None or context.runner is None:
             return None
         if context.runner.ident != threading.get_ident():
             return None
-        return self._turn_of(context)
+        return self._run_of(context)
 
-    def _turn_of(self, context: Context) -> Turn:
-        return Turn(context.microbatch, context.key[0] == START and not self.role.starts)
+    def _run_of(self, context: Context) -> MicrobatchRun:
+        """Return the microbatch of a context, and whether the context is a copy of the script.
+
+        Each rank runs the step function. On a rank without the root module it is a copy, which
+        gets the outputs of the model from another rank.
+        """
+        return MicrobatchRun(
+            context.microbatch, context.key[0] == START and not self.role.owns_root
+        )
 
     def _new_runner(self) -> Runner:
+        """Start a pooled thread, which sleeps until it is woken with a task."""
         worker = Worker(self._run_contexts)
         self._workers.append(worker)
         return worker.runner
@@ -433,7 +470,11 @@ class Scheduler:
     def _execute(self, runner: Runner, context: Context) -> None:
         """Run a context from its start to its end on the present thread.
 
-        An error ends the step.
+        An error of the context ends the step, and is not raised.
+
+        Args:
+            runner: The present thread.
+            context: The context. It may run above another one on the stack of this thread.
         """
         outer = self.current
         if outer is not None:
@@ -441,20 +482,20 @@ class Scheduler:
         # A pooled thread has no modes of the caller's thread, until a context begins on it.
         needs_modes = not runner.main and outer is None
         context.runner, self.current = runner, context
-        caller_thread = self._now().caller_thread
-        self._now().streams.start(context.place)
+        caller_thread = self._present_step().caller_thread
+        self._present_step().streams.start(context.place)
         if needs_modes:
             caller_thread.enter()
-        turn = self._turn_of(context)
+        run = self._run_of(context)
         try:
-            self.module_state.enter(turn)
+            self.module_state.enter(run)
             with ApplyFlags(context.flags):
-                self._run_body(context, turn)
-            self.module_state.leave(turn, backward=context.key[0] == BACKWARD)
+                self._run_body(context, run)
+            self.module_state.leave(run, backward=context.key[0] == BACKWARD)
         except BaseException as error:  # noqa: BLE001  it is raised on all ranks of the pipeline
             self.fail(error)
             with contextlib.suppress(StepError):  # record the writes before the error
-                self.module_state.leave(turn)
+                self.module_state.leave(run)
         finally:
             if needs_modes:
                 caller_thread.leave()
@@ -462,25 +503,33 @@ class Scheduler:
                 outer.is_blocked = False
             self.current = outer
 
-    def _run_body(self, context: Context, turn: Turn) -> None:
-        """Run the body of a context with the context variables that a microbatch sees."""
-        caller_thread = self._now().caller_thread
+    def _run_body(self, context: Context, run: MicrobatchRun) -> None:
+        """Run the body of a context with the context variables that a microbatch sees.
+
+        Variables that the microbatch has not reset are stored for the next one.
+
+        Args:
+            context: The context.
+            run: Its microbatch.
+        """
+        caller_thread = self._present_step().caller_thread
         own_variables = caller_thread.started.copy()
         own_variables.run(context.body)
         # A served call has sent its changes to the caller. A copy of the script makes its own.
-        if context.key[0] == START and not turn.is_copy:
+        if context.key[0] == START and not run.is_copy:
             changed = self.variables.end(
                 own_variables, caller_thread.started, caller_thread.variables
             )
             if changed:
-                self.module_state.variable_left(title(changed[0]))
+                self.module_state.record_variable_left(title(changed[0]))
 
-    def _next(self) -> Context | None:
+    def _next_context(self) -> Context | None:
         """Return the context that runs next, after waiting for messages if none is ready.
 
+        All messages that are here are handled first. An error in that is stored, and not raised.
         None when the step is over or has failed.
         """
-        step = self._now()
+        step = self._present_step()
         inbox = self.inbox
         while True:
             try:
@@ -488,8 +537,10 @@ class Scheduler:
                     self.dispatch(inbox.get())
                 if step.error is not None:
                     return None
-                self._open_gate(step)
-                context = self._pick(step) if self.role.leads else self._follow(step)
+                self._release_backwards(step)
+                context = (
+                    self._pick_context(step) if self.role.leads else self._take_picked_context(step)
+                )
                 if context is not None or self._is_over(step):
                     return context
                 item = self._wait_for_message(step)
@@ -499,12 +550,13 @@ class Scheduler:
                 self.fail(error)
 
     def _wait_for_message(self, step: Step) -> Item | None:
-        """Return the next message; None if another microbatch may start instead.
+        """Wait for the next message, and return it; None if another microbatch may start instead.
 
         Raises:
             PeerError: The connection of a peer has ended, and no message comes any more.
         """
         if self.lost is not None:
+            # Its last messages may be on the way.
             try:
                 return self.inbox.get(timeout=_LAST_MESSAGE_SECONDS)
             except queue.Empty:
@@ -512,6 +564,7 @@ class Scheduler:
         has_room = step.started - step.finished < step.limit
         can_start = step.started < step.size
         if not (self.role.leads and step.expected_outputs and has_room and can_start):
+            # Only a message can bring this rank on.
             return self.inbox.get()
         try:
             return self.inbox.get(timeout=_OUTPUT_SECONDS)
@@ -519,26 +572,34 @@ class Scheduler:
             step.is_eager = True
             return None
 
-    def _open_gate(self, step: Step) -> None:
-        """Under 'simple' make the backward passes ready once all forwards of the rank are made."""
-        if not step.gate_open and step.at_gate + step.finished == step.size:
-            step.gate_open = True
-            for context in step.gate:
+    def _release_backwards(self, step: Step) -> None:
+        """Make the held backward passes ready, once all forwards of the rank are made.
+
+        Only under 'simple': under 'interleaved' none is held.
+        """
+        if not step.may_run_backwards and step.held_forwards + step.finished == step.size:
+            step.may_run_backwards = True
+            for context in step.held_backwards:
                 self.make_ready(context, BACKWARD)
-            step.gate.clear()
+            step.held_backwards.clear()
 
     def _is_over(self, step: Step) -> bool:
+        """Return whether the step is over: all microbatches have ended, and no request comes.
+
+        The owner of the root module knows that by itself, and tells the other ranks.
+        """
         if step.finished < step.size or step.ready or step.picks:
             return False
-        return step.done or (self.role.leads and self.role.starts)
+        return step.done or (self.role.leads and self.role.owns_root)
 
-    def _pick(self, step: Step) -> Context | None:
-        """Take the context with the highest priority, or start a microbatch; None if none may run.
+    def _pick_context(self, step: Step) -> Context | None:
+        """Take the context with the highest priority, or start a microbatch, and return it.
 
-        Peers that follow are told.
+        The peers that follow are told the key. None if no context may run.
         """
         first = step.ready[0] if step.ready else None
         if first is not None and first.context.is_blocked:
+            # Another context runs above it on its stack, and must end before.
             first = None
             for entry in sorted(step.ready):
                 if not entry.context.is_blocked:
@@ -551,9 +612,9 @@ class Scheduler:
             first is None
             or (step.priorities[kind], step.started) < (first.priority, first.microbatch)
         ):
-            context = self._start(step)
+            context = self._start_microbatch(step)
         elif first is not None:
-            self._take(step, first)
+            self._remove_ready(step, first)
             context = first.context
         if context is not None and self.role.announce is not None:
             self.role.announce(context.key)
@@ -568,19 +629,22 @@ class Scheduler:
         in_flight = step.started - step.finished
         if step.started == step.size or in_flight >= step.limit:
             return None
-        if step.early:
+        if step.early_outputs:
             return RETURNED
-        if self.role.starts or not step.expected_outputs or step.is_eager:
+        if self.role.owns_root or not step.expected_outputs or step.is_eager:
             return START
         return None
 
-    def _start(self, step: Step) -> Context:
-        """Return a context that runs the next microbatch."""
+    def _start_microbatch(self, step: Step) -> Context:
+        """Count the next microbatch as started, and return a context that runs it.
+
+        Tensors of earlier microbatches that no other one can read any more are freed.
+        """
         microbatch = step.started
         step.started += 1
-        step.early.discard(microbatch)
+        step.early_outputs.discard(microbatch)
         step.is_eager = False
-        self.module_state.forget(microbatch - step.limit)
+        self.module_state.free_ended(microbatch - step.limit)
 
         def body() -> None:
             step.results[microbatch] = step.bodies[microbatch]()
@@ -590,25 +654,29 @@ class Scheduler:
         context.place = place(microbatch)
         return context
 
-    def _take(self, step: Step, entry: ReadyContext) -> None:
-        """Remove an entry from the heap."""
+    def _remove_ready(self, step: Step, entry: ReadyContext) -> None:
+        """Remove an entry from the heap of ready contexts."""
+        # Nearly always the smallest entry: then the heap need not be made anew.
         if step.ready[0] is entry:
             heapq.heappop(step.ready)
         else:
             step.ready.remove(entry)
             heapq.heapify(step.ready)
 
-    def _follow(self, step: Step) -> Context | None:
-        """Take the context that the leading peer has picked; None if it is not ready yet."""
+    def _take_picked_context(self, step: Step) -> Context | None:
+        """Take the context that the leading peer has picked, and return it.
+
+        None if the peer has picked none, or if the context is not ready on this rank yet.
+        """
         if not step.picks:
             return None
         key = step.picks[0]
         if key == ("S", step.started):
             step.picks.popleft()
-            return self._start(step)
+            return self._start_microbatch(step)
         for entry in step.ready:
             if entry.context.key == key and not entry.context.is_blocked:
                 step.picks.popleft()
-                self._take(step, entry)
+                self._remove_ready(step, entry)
                 return entry.context
         return None

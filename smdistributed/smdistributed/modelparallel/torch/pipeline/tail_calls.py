@@ -14,7 +14,7 @@ import textwrap
 
 from torch import nn
 
-_HIDDEN = {
+_INDIRECT_NAMES = {
     "children",
     "modules",
     "named_children",
@@ -28,29 +28,32 @@ _HIDDEN = {
 
 
 def returned_modules(module: nn.Module) -> list[nn.Module]:
-    """Return the children that are only called as `return self.child(...)`.
+    """Return the children that a module only calls as `return self.child(...)`; an empty list if
+    there is none.
 
     In doubt a child is left out: after a decorated or replaced forward, a `try`, or a second use of
     the child's name in the class.
     """
     kind = type(module)
+    # A forward that was replaced on this module: the source of the class does not tell.
     if "forward" in vars(module):
         return []
     if kind.forward is nn.Sequential.forward:
+        # The last child returns the result, unless it is in the chain twice.
         children = [child for child in module._modules.values() if child is not None]  # noqa: SLF001
         if not children or any(children[-1] is child for child in children[:-1]):
             return []
         return children[-1:]
-    forward = _function(kind.forward)
+    forward = _parse_forward(kind.forward)
     if forward is None or not forward.args.args:
         return []
-    mentioned = _mentioned(kind)
-    if mentioned is None or _HIDDEN.intersection(mentioned):
+    mentioned = _names_in_class(kind)
+    if mentioned is None or _INDIRECT_NAMES.intersection(mentioned):
         return []
     this = forward.args.args[0].arg
     returned = []
     for node in ast.walk(forward):
-        name = _returned(node, this)
+        name = _name_of_returned_call(node, this)
         if name is None or mentioned.count(name) != 1:
             continue
         child = module._modules.get(name)  # noqa: SLF001
@@ -59,8 +62,12 @@ def returned_modules(module: nn.Module) -> list[nn.Module]:
     return returned
 
 
-def _function(forward: object) -> ast.FunctionDef | None:
-    """Return the syntax tree of a forward; None in doubt."""
+def _parse_forward(forward: object) -> ast.FunctionDef | None:
+    """Return the syntax tree of a forward; None in doubt.
+
+    Doubtful is a forward that is wrapped or decorated, has no source, or has a `try`, a `yield` or
+    a function inside.
+    """
     if not inspect.isfunction(forward) or hasattr(forward, "__wrapped__"):
         return None
     tree = _parse(forward)
@@ -76,7 +83,7 @@ def _function(forward: object) -> ast.FunctionDef | None:
     return function
 
 
-def _returned(node: ast.AST, this: str) -> str | None:
+def _name_of_returned_call(node: ast.AST, this: str) -> str | None:
     """Return NAME of a statement `return this.NAME(...)`; None for any other node."""
     if not (isinstance(node, ast.Return) and isinstance(node.value, ast.Call)):
         return None
@@ -90,7 +97,7 @@ def _returned(node: ast.AST, this: str) -> str | None:
     return None
 
 
-def _mentioned(kind: type[nn.Module]) -> list[str] | None:
+def _names_in_class(kind: type[nn.Module]) -> list[str] | None:
     """Return all names in a class and its bases, without those in `__init__`.
 
     None if the source is missing.

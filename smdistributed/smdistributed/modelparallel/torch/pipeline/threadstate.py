@@ -45,7 +45,7 @@ BACKWARD = Flags(True, False, ())
 
 
 def capture() -> Flags:
-    """Return the flags of this thread."""
+    """Return the gradient mode, inference mode and autocast of this thread, as they are now."""
     autocast = tuple(
         (device, torch.get_autocast_dtype(device))
         for device in _DEVICES
@@ -67,7 +67,7 @@ class ApplyFlags:
         self._entered: list[Any] = []
 
     def __enter__(self) -> None:
-        """Apply the flags."""
+        """Apply the flags to this thread. Only modes that differ are entered."""
         flags, before = self.flags, capture()
         self._entered.append(torch.autograd.set_multithreading_enabled(False))
         if flags.inference != before.inference:
@@ -83,6 +83,7 @@ class ApplyFlags:
             self._entered.append(torch.set_grad_enabled(flags.grad))
 
     def _enter(self, manager: Any) -> None:
+        """Enter a context manager, which `__exit__` leaves."""
         manager.__enter__()
         self._entered.append(manager)
 
@@ -92,7 +93,7 @@ class ApplyFlags:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Restore the flags from before."""
+        """Restore the flags from before, the last one first."""
         while self._entered:
             self._entered.pop().__exit__(kind, error, trace)
 
@@ -118,19 +119,19 @@ class CallerThread:
         self.stream = torch.cuda.current_stream() if initialized else None
 
     def enter(self) -> None:
-        """Apply the modes and the CUDA stream to this thread."""
+        """Apply the caller's function modes and CUDA stream to this thread."""
         for mode in self.modes:
             _overrides._push_mode(mode)
         if self.stream is not None:
             torch.cuda.set_stream(self.stream)  # sets the device, too
 
     def leave(self) -> None:
-        """Remove the function modes from this thread."""
+        """Remove the caller's function modes from this thread."""
         for _ in self.modes:
             _overrides._pop_mode()
 
-    def has_only_its_modes(self) -> bool:
-        """Return whether the present thread has no other hooks or modes.
+    def has_only_caller_modes(self) -> bool:
+        """Return whether the present thread has no other hooks or modes than the caller's.
 
         Then a call of another rank may run on this thread.
         """
@@ -153,6 +154,7 @@ class CallerThread:
         Returns:
             For example ``"saved_tensors_hooks"``; None if there is no such scope.
         """
+        # The stack is copied only if its length differs: this runs in each remote call.
         function_modes = self.modes
         if _C._len_torch_function_stack() != len(self.modes):
             function_modes = _overrides._get_current_function_mode_stack()
@@ -161,27 +163,30 @@ class CallerThread:
             dispatch_modes = _get_current_dispatch_mode_stack()
         of_caller = set(map(id, (*self.modes, *self.dispatch)))
         for mode in (*function_modes, *dispatch_modes):
-            if id(mode) not in of_caller and not type(mode).__module__.startswith(_HARMLESS):
+            if id(mode) not in of_caller and not type(mode).__module__.startswith(
+                _HARMLESS_MODULES
+            ):
                 return type(mode).__name__
 
         if not torch.is_grad_enabled():
-            return None
+            return None  # autograd saves no tensors
         hooks = _top_hooks()
         if hooks is None or hooks == self.hooks:
             return None
-        if str(getattr(hooks[0], "__module__", "")).startswith(_HARMLESS):
+        if str(getattr(hooks[0], "__module__", "")).startswith(_HARMLESS_MODULES):
             return None
         if _return_saved_values(hooks, tensors):
             return None
         return "saved_tensors_hooks"
 
 
-_HARMLESS = (
+_HARMLESS_MODULES = (
     "torch.utils.checkpoint",
     "torch.utils._device",
     "torch.autograd.graph",
     "smdistributed.",
 )
+"""Beginnings of the Python modules of modes and hooks that need not reach another rank."""
 _get_top: Any = getattr(_C._autograd, "_top_saved_tensors_default_hooks", None)
 
 
@@ -199,13 +204,17 @@ def _top_hooks() -> tuple[Any, Any] | None:
 def _return_saved_values(hooks: tuple[Any, Any], tensors: Sequence[torch.Tensor]) -> bool:
     """Return whether hooks return the saved values unchanged.
 
-    The hooks are tried with a copy of the largest tensor of a call.
+    The hooks are called, with a copy of the largest tensor of floats of a call. Without such a
+    tensor True is returned.
+
+    Args:
+        hooks: (pack, unpack), as of torch.autograd.graph.saved_tensors_hooks.
+        tensors: The arguments of the call.
     """
-    floats = [
-        tensor
-        for tensor in tensors
-        if tensor.is_floating_point() and tensor.layout is torch.strided
-    ]
+    floats = []
+    for tensor in tensors:
+        if tensor.is_floating_point() and tensor.layout is torch.strided:
+            floats.append(tensor)
     if not floats:
         return True
     saved = max(floats, key=torch.Tensor.numel).detach().clone()

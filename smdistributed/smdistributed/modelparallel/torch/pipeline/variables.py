@@ -16,17 +16,22 @@ from typing import Any
 
 from torch import nn
 
-from smdistributed.modelparallel.torch.transport.containers import PLAIN
+from smdistributed.modelparallel.torch.transport.containers import PLAIN_CLASSES
 
 _UNSET = object()
 _COLLECTOR = ("transformers.utils.output_capturing", "_active_collector")
+"""Python module and name of Hugging Face's collector of outputs."""
 _HOOKED = "_output_capturing_hooks_installed"
+"""Attribute of a model with hooks that collect outputs."""
 
 
-def changed(base: contextvars.Context) -> list[tuple[tuple[str, str], Any]]:
+def find_changed(base: contextvars.Context) -> list[tuple[tuple[str, str], Any]]:
     """Return the names and values of the variables of this context that differ from another's.
 
     A variable without a name is left out, because other ranks cannot find it.
+
+    Args:
+        base: The other context.
 
     Returns:
         For each variable ((Python module, name in the module), value).
@@ -54,6 +59,8 @@ class LeftVariables:
     def begin(self, base: contextvars.Context) -> contextvars.Context:
         """Return the variables that the microbatches of a step begin with.
 
+        Values that the script has set again since then are forgotten.
+
         Args:
             base: The variables of the thread that calls the step.
         """
@@ -78,10 +85,9 @@ class LeftVariables:
         left = []
         for variable, value in microbatch.items():
             before = start.get(variable, _UNSET)
-            same = value is before or (
-                type(value) is type(before) and isinstance(value, PLAIN) and value == before
-            )
-            if not same and not _is_of_torch(variable):
+            is_plain = type(value) is type(before) and isinstance(value, PLAIN_CLASSES)
+            is_same = value is before or (is_plain and value == before)
+            if not is_same and not _is_of_torch(variable):
                 start.run(variable.set, value)
                 self._values[variable] = (value, base.get(variable, None))
                 left.append(variable)
@@ -89,17 +95,22 @@ class LeftVariables:
 
 
 def title(variable: contextvars.ContextVar[Any]) -> str:
-    """Return words for a variable."""
+    """Return words for a variable, such as "context variable 'depth'"."""
     return f"context variable {variable.name!r}"
 
 
-def since(base: contextvars.Context) -> tuple[tuple[tuple[str, str], ...], list[Any]]:
-    """Return the names and the values of the variables that a served call has set."""
-    named = changed(base)
+def split_changed(base: contextvars.Context) -> tuple[tuple[tuple[str, str], ...], list[Any]]:
+    """Return the names, and in the same order the values, of the variables that a call has set.
+
+    Args:
+        base: The variables before the call.
+    """
+    named = find_changed(base)
     return tuple(name for name, _ in named), [value for _, value in named]
 
 
 def _is_of_torch(variable: contextvars.ContextVar[Any]) -> bool:
+    """Return whether a variable is of torch or of this library: each rank sets its own."""
     name = _name(variable)
     return name is not None and name[0].partition(".")[0] in ("torch", "smdistributed")
 
@@ -118,14 +129,20 @@ def is_hooked(module: nn.Module) -> bool:
 
 
 def hooked(modules: Sequence[nn.Module]) -> tuple[int, ...]:
-    """Return the numbers of the models that have set their hooks."""
+    """Return the numbers of the modules that are models with Hugging Face's hooks set."""
     return tuple(number for number, module in enumerate(modules) if module.__dict__.get(_HOOKED))
 
 
 def put(
     names: Sequence[tuple[str, str]], values: Sequence[Any], models: Sequence[nn.Module]
 ) -> None:
-    """Set variables in the present context, and the hooks of models."""
+    """Set variables in the present context, and Hugging Face's hooks of models.
+
+    Args:
+        names: (Python module, name in the module) of each variable. The module is imported.
+        values: The values, in the same order.
+        models: The models that get the hooks, unless they have them.
+    """
     for (module, name), value in zip(names, values, strict=True):
         holder: Any = importlib.import_module(module)
         for part in name.split("."):
@@ -137,13 +154,15 @@ def put(
 
 @functools.lru_cache(1024)
 def _name(variable: contextvars.ContextVar[Any]) -> tuple[str, str] | None:
-    """Return the Python module and the name in it under which every rank finds a variable.
+    """Return (Python module, name in it) under which every rank finds a variable.
 
-    A variable of a class has a name like ``Model.outputs``. None if there is no name.
+    For example ``("model", "depth")``. A variable of a class has a name like ``Model.outputs``.
+    None if there is no name.
     """
     collector = getattr(sys.modules.get(_COLLECTOR[0]), _COLLECTOR[1], None)
     if getattr(collector, "context_var", None) is variable:
         return _COLLECTOR
+    # Copies of the items, because another thread may import meanwhile.
     for module, content in list(sys.modules.items()):
         for name, value in list(getattr(content, "__dict__", {}).items()):
             if value is variable:

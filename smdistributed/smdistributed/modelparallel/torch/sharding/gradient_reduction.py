@@ -58,10 +58,11 @@ class GradientReduction:
         check_unsharded(tensors)
         for tensor in tensors:
             if tensor.requires_grad:
-                tensor.register_hook(self._notice)  # type: ignore[no-untyped-call]
+                tensor.register_hook(self._record_backward)  # type: ignore[no-untyped-call]
         return outputs
 
-    def _notice(self, _: object) -> None:
+    def _record_backward(self, _: object) -> None:
+        """Note that a backward pass has begun. The argument is a gradient."""
         self.had_backward = True
         self._has_unsummed = not self._sums
 

@@ -59,7 +59,7 @@ class ShardedUseGuard(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _message(self, shared_parameter: Any, frame: Any) -> str:
-        """Return an error that names the module and the parameter.
+        """Return the text of an error that names the module and the parameter.
 
         Args:
             shared_parameter: The parameter.
@@ -73,10 +73,12 @@ class ShardedUseGuard(TorchFunctionMode):
         modules = {
             id(module): (name or "the model", module) for name, module in self._root.named_modules()
         }
+        # Up to the method of a module that used the parameter: the model itself is always there.
         while id(frame.f_locals.get("self")) not in modules:
             frame = frame.f_back
         name, user = modules[id(frame.f_locals["self"])]
         kind = type(user)
+        # fully_shard puts a class in front of the module's own.
         if kind.__name__.startswith("FSDP"):
             kind = kind.__bases__[-1]
         return (

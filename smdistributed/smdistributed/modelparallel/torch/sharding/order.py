@@ -138,9 +138,20 @@ class BlockOrder:
         self._first_passes_left = max(self._first_passes_left - 1, 0)
 
     def _watch(self, number: int, block: nn.Module, parameters: list[_BlockParameter]) -> None:
-        """Register hooks that note the forward and the backward pass of a block."""
+        """Register hooks that note the forward and the backward pass of a block.
+
+        Args:
+            number: Number of the block; 0 is the model.
+            block: The block.
+            parameters: Its parameters without those of inner blocks.
+        """
 
         def before(*_: object) -> None:
+            """Note the forward of the block. Runs before it.
+
+            Raises:
+                StepError: A parameter of the block was replaced for this call.
+            """
             for parameter in parameters:
                 if not isinstance(parameter.value, nn.Parameter):
                     raise StepError(
@@ -153,6 +164,7 @@ class BlockOrder:
             self._note(_FORWARD, number)
 
         def after(_: object, __: object, outputs: Any) -> None:
+            """Register hooks on the outputs, which note the backward of the block."""
             if not torch.is_grad_enabled():
                 return
             tensors = pytrees.tensors_in(outputs)
@@ -161,6 +173,7 @@ class BlockOrder:
             began = False
 
             def begin(_: object) -> None:
+                """Note the backward of the block, when the first output gets its gradient."""
                 nonlocal began
                 if not began and number:
                     self._note(_BACKWARD, number)
@@ -187,7 +200,7 @@ class BlockOrder:
             StepError: There is such an object.
         """
         for leaf in pytree.tree_leaves(outputs):
-            if isinstance(leaf, torch.Tensor) or pytrees.opens(type(leaf)):
+            if isinstance(leaf, torch.Tensor) or pytrees.is_only_a_container(type(leaf)):
                 continue
             if pytrees.tensors_in(leaf):
                 raise StepError(
@@ -210,7 +223,11 @@ class BlockOrder:
             self._used.clear()
 
     def _note(self, kind: int, number: int) -> None:
-        """Note an event, and compare it in the first passes."""
+        """Note an event, and compare it with the other ranks in the first passes.
+
+        Raises:
+            StepError: Another rank has another event.
+        """
         event = _Event(kind, number)
         self._events.append(event)
         if self._first_passes_left:
@@ -233,7 +250,7 @@ class BlockOrder:
         raise StepError(self._difference(of_ranks))
 
     def _difference(self, of_ranks: list[list[_Event]]) -> str:
-        """Return an error about the first event that differs from rank 0.
+        """Return the text of an error about the first event that differs from rank 0.
 
         Args:
             of_ranks: For each rank its events.

@@ -48,6 +48,7 @@ def blocks(root: nn.Module) -> list[nn.Module]:
     visited: set[int] = set()
 
     def walk(module: nn.Module) -> None:
+        """Add the blocks below a module to ``found_blocks``."""
         is_list = isinstance(module, nn.ModuleList | nn.Sequential)
         is_dict = isinstance(module, nn.ModuleDict)
         kinds = collections.Counter(map(type, module.children()))
@@ -209,7 +210,11 @@ def _check_embeddings(root: nn.Module) -> None:
 
 def _replace(old: nn.Parameter, new: nn.Parameter) -> None:
     """Record that a shared parameter replaced another one, and free the memory of the old one,
-    which other objects may still hold.
+    which other objects may still hold. The new one gets the attributes of the old one.
+
+    Args:
+        old: The parameter before.
+        new: The shared parameter.
     """
     if id(old) in _replaced:
         return
@@ -223,7 +228,11 @@ def _replace(old: nn.Parameter, new: nn.Parameter) -> None:
 
 
 def _check_values(named: Named) -> None:
-    """Refuse tensors on the meta device."""
+    """Refuse tensors on the meta device, which have no values.
+
+    Raises:
+        SMPConfigError: With the name of the first one.
+    """
     for name, tensor in named:
         if tensor.is_meta:
             raise SMPConfigError(
@@ -234,7 +243,11 @@ def _check_values(named: Named) -> None:
 
 
 def _check_types(named: Named) -> None:
-    """Refuse a block with parameters of several types."""
+    """Refuse a block with parameters of several types.
+
+    Raises:
+        SMPConfigError: With an example for each type.
+    """
     examples: dict[torch.dtype, str] = {}
     for name, tensor in named:
         examples.setdefault(tensor.dtype, name)

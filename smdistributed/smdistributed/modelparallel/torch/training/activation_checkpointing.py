@@ -67,16 +67,16 @@ def set_activation_checkpointing(
                 f" a ModuleList is checkpointed child by child, not as {strategy!r}"
             )
         for child in module:
-            _set(child, preserve_rng_state)
+            _make_run_again(child, preserve_rng_state)
     elif isinstance(module, nn.Sequential):
         groups = _Groups(module, preserve_rng_state, size)
         # For the runtime, which calls the children of one partition.
         module.__dict__["_smp_run_children"] = groups.run
         placement = _placement_of(module)
-        if placement.here and len(placement.partitions) < 2:
+        if placement.is_on_this_rank and len(placement.partitions) < 2:
             module.forward = groups  # type: ignore[method-assign]
     else:
-        _set(module, preserve_rng_state)
+        _make_run_again(module, preserve_rng_state)
 
 
 def checkpoint(module: nn.Module, *args: Any, preserve_rng_state: bool = True) -> Any:
@@ -95,7 +95,7 @@ def checkpoint(module: nn.Module, *args: Any, preserve_rng_state: bool = True) -
         raise TypeError(f"checkpoint needs a torch.nn.Module, got {type(module).__name__}")
     if not _can_run_again(module):
         return module(*args)
-    if not _placement_of(module).here:
+    if not _placement_of(module).is_on_this_rank:
         # The runtime sends this to the module's rank.
         module.__dict__["_smp_checkpoint"] = _recomputation(preserve_rng_state)
         try:
@@ -133,7 +133,7 @@ def checkpoint_sequential(
         )
     groups = _Groups(sequential_module, preserve_rng_state, _group_size(strategy))
     placement = _placement_of(sequential_module)
-    if placement.here and len(placement.partitions) < 2:
+    if placement.is_on_this_rank and len(placement.partitions) < 2:
         return groups(input)
     # The runtime runs the children of this rank, and sends the options to the ranks of the others.
     own = vars(sequential_module)
@@ -180,16 +180,33 @@ class _Groups:
         return self.run(list(self.module), input)
 
     def run(self, children: Sequence[nn.Module], x: Any) -> Any:
-        """Run neighbours that are on this rank."""
+        """Run neighbours that are on this rank, and return the last result.
+
+        They run again in the backward pass, unless one of them is on several partitions.
+
+        Args:
+            children: The modules.
+            x: The argument of the first one.
+        """
         if _all_can_run_again(children):
             return self.recomputation.chain(children, x)
         return recompute.in_turn(children, x)
 
 
-def _set(module: nn.Module, preserve_rng_state: bool) -> None:
-    """Let a module run again in the backward pass."""
+def _make_run_again(module: nn.Module, preserve_rng_state: bool) -> None:
+    """Replace the forward of a module by one that runs again in the backward pass.
+
+    On a rank without the module it is only marked.
+
+    Args:
+        module: The module.
+        preserve_rng_state: Whether the second run draws the random numbers of the first one.
+
+    Raises:
+        SMPConfigError: The module was placed by hand on several partitions.
+    """
     module.__dict__["_smp_runs_again"] = True
-    if not _placement_of(module).here:
+    if not _placement_of(module).is_on_this_rank:
         return
     _can_run_again(module)
     forward = module.forward
@@ -206,7 +223,14 @@ def _recomputation(preserve_rng_state: bool, group: int | None = 1) -> recompute
 
 
 def _group_size(strategy: str) -> int | None:
-    """Return the number of children of a group; None: all of the Sequential."""
+    """Return the number of children of a group; None: all of the Sequential.
+
+    Args:
+        strategy: "each", "contiguous", or for example "group_3".
+
+    Raises:
+        ValueError: The strategy is unknown.
+    """
     if strategy == "each":
         return 1
     if strategy == "contiguous":
@@ -222,11 +246,11 @@ class _Placement(NamedTuple):
     """The place of a module in the divided model.
 
     Attributes:
-        here: Whether the module's own forward runs on this rank.
+        is_on_this_rank: Whether the module's own forward runs on this rank.
         partitions: The partitions of the module and its submodules.
     """
 
-    here: bool
+    is_on_this_rank: bool
     partitions: frozenset[int]
 
 
@@ -249,6 +273,8 @@ def _placement_of(module: nn.Module) -> _Placement:
 
 def _can_run_again(module: nn.Module) -> bool:
     """Return whether a module is on one partition, and so can run again.
+
+    False also while the model is traced. Rank 0 warns once of a module on several partitions.
 
     Raises:
         SMPConfigError: It was placed by hand on several partitions.
@@ -276,6 +302,7 @@ def _can_run_again(module: nn.Module) -> bool:
 
 
 def _all_can_run_again(modules: Sequence[nn.Module]) -> bool:
+    """Return whether each module is on one partition; errors as `_can_run_again`."""
     # A list, because each module is checked, also after one that cannot.
     results = [_can_run_again(module) for module in modules]
     return all(results)

@@ -10,6 +10,7 @@ Load only files that you trust.
 from __future__ import annotations
 
 import contextlib
+import glob
 import logging
 import os
 import pickle
@@ -76,7 +77,7 @@ def save(
     name = _check_text(f)
     if partial:
         name += _suffixes(v3)[0]
-    _write(Path(name), obj, pickle_module=pickle_module, pickle_protocol=pickle_protocol)
+    _write_file(Path(name), obj, pickle_module=pickle_module, pickle_protocol=pickle_protocol)
 
 
 def load(
@@ -303,36 +304,59 @@ def _save_partial(
     Raises:
         SMPRuntimeError: A rank cannot write. The temporary folder is deleted.
     """
-    leads = _leads(checkpoint.root, checkpoint.token)
+    writes_common_files = _is_lowest_rank_of_folder(checkpoint.root, checkpoint.token)
+
+    def write() -> None:
+        _write_files_of_rank(checkpoint.temporary, model, optimizer)
+
+    def complete() -> None:
+        if writes_common_files:
+            _complete_partial(checkpoint, kept)
+
     try:
-        _together("save_checkpoint", lambda: _write_rank(checkpoint.temporary, model, optimizer))
-        _together("save_checkpoint", lambda: _finish(checkpoint, kept) if leads else None)
+        _run_on_all_ranks("save_checkpoint", write)
+        # Only now the folder gets its name: all ranks have written their files.
+        _run_on_all_ranks("save_checkpoint", complete)
     except SMPRuntimeError:
         shutil.rmtree(checkpoint.temporary, ignore_errors=True)
         raise
 
 
-def _write_rank(folder: Path, model: Any, optimizer: Any) -> None:
-    """Write the files of this rank."""
+def _write_files_of_rank(folder: Path, model: Any, optimizer: Any) -> None:
+    """Write the files of this rank: those of the model and the optimizer that no other rank has.
+
+    Args:
+        folder: The temporary folder. It is created.
+        model: The model, or None.
+        optimizer: The optimizer, or None.
+    """
     pp, tp, rdp = _coordinates()
     rank_info = f"{pp}_{tp}_{rdp}"
     folder.mkdir(parents=True, exist_ok=True)
     # Replicas are equal: the first one writes. Ranks that share parameters have a part each.
     is_first_replica = rdp < mesh.degree()
     if model is not None and is_first_replica:
-        _write(folder / f"model_{rank_info}.pt", model.local_state_dict())
+        _write_file(folder / f"model_{rank_info}.pt", model.local_state_dict())
     if optimizer is None:
         return
     part = optimizer.local_state_dict(gather_if_shard=False)
     precision = part.pop(PRECISION, None)
     if state.cfg.shard_optimizer_state or is_first_replica:
-        _write(folder / f"optimizer_{rank_info}.pt", part)
+        _write_file(folder / f"optimizer_{rank_info}.pt", part)
         if precision is not None:
-            _write(folder / f"fp16_states_{rank_info}.pt", precision)
+            _write_file(folder / f"fp16_states_{rank_info}.pt", precision)
 
 
-def _finish(checkpoint: _PartialCheckpoint, kept: int | None) -> None:
-    """Write the common files, and give the folder its name."""
+def _complete_partial(checkpoint: _PartialCheckpoint, kept: int | None) -> None:
+    """Write the common files, give the folder its name, and delete checkpoints that are too old.
+
+    An earlier checkpoint with the same tag is moved aside first, so that one of both is complete at
+    any time.
+
+    Args:
+        checkpoint: The folders.
+        kept: Number of partial checkpoints that are kept; None: all.
+    """
     folder, final = checkpoint.temporary, checkpoint.final
     owner = None
     if wrapped.model is not None and wrapped.model.partitioned:
@@ -345,9 +369,9 @@ def _finish(checkpoint: _PartialCheckpoint, kept: int | None) -> None:
         "sharded_data_parallel_degree": mesh.degree(),
         "owner": owner,
     }
-    _write(folder / _USER, checkpoint.user_content)
-    _write(folder / _PARTITION, partition)
-    _sync(folder)
+    _write_file(folder / _USER, checkpoint.user_content)
+    _write_file(folder / _PARTITION, partition)
+    _sync_folder(folder)
     old = checkpoint.root / f"{final.name}{_OLD}{checkpoint.token}"
     if final.exists():
         final.rename(old)
@@ -372,7 +396,7 @@ def _resume_partial(
         SMPRuntimeError: The checkpoint was saved with other degrees.
     """
     pp, tp, rdp = _coordinates()
-    partition = _read(folder / _PARTITION)
+    partition = _read_file(folder / _PARTITION)
     for key in (
         "pipeline_parallel_degree",
         "tensor_parallel_degree",
@@ -387,7 +411,7 @@ def _resume_partial(
             )
     if partition["owner"] is not None:
         model.preset_partition(partition["owner"])
-    weights = _read(folder / f"model_{pp}_{tp}_{mesh.part()}.pt", optional=True)
+    weights = _read_file(folder / f"model_{pp}_{tp}_{mesh.part()}.pt", optional=True)
     moments: dict[str, Any] | None = None
     if optimizer is not None:
         moments = _read_optimizer(folder, f"{pp}_{tp}", rdp, partition)
@@ -395,6 +419,7 @@ def _resume_partial(
             moments["state"] = {}
 
     def restore() -> None:
+        """Load what was read. Runs once the model is divided."""
         if weights is not None:
             model.load_state_dict(weights, strict=strict, same_partition_load=True)
         if optimizer is not None and moments is not None:
@@ -406,7 +431,7 @@ def _resume_partial(
         # Now, because a learning-rate scheduler that the script makes next starts from these.
         optimizer.load_options(moments)
     after_partition(restore)
-    return _read(folder / _USER, optional=True)
+    return _read_file(folder / _USER, optional=True)
 
 
 def _read_optimizer(
@@ -433,10 +458,10 @@ def _read_optimizer(
         shards = range(saved_shards)
     merged: dict[str, Any] | None = None
     for shard in shards:
-        part = _read(folder / f"optimizer_{prefix}_{shard}.pt", optional=True)
+        part = _read_file(folder / f"optimizer_{prefix}_{shard}.pt", optional=True)
         if part is None:
             return None
-        precision = _read(folder / f"fp16_states_{prefix}_{shard}.pt", optional=True)
+        precision = _read_file(folder / f"fp16_states_{prefix}_{shard}.pt", optional=True)
         if precision is not None:
             part[PRECISION] = precision
         merged = part if merged is None else merge_parts([merged, part])
@@ -454,7 +479,8 @@ def _partial_folder(root: Path, tag: str) -> Path:
     folder = root / f"{tag}_partial"
     if folder.is_dir():
         return folder
-    for old in sorted(root.glob(f"{folder.name}{_OLD}*")):
+    # A tag may have characters with a meaning in patterns, such as "[".
+    for old in sorted(root.glob(f"{glob.escape(folder.name)}{_OLD}*")):
         return old
     tags = sorted(path.name.removesuffix("_partial") for path in root.glob("*_partial"))
     advice = "Check the tag."
@@ -475,6 +501,7 @@ def _delete_old(root: Path, tag: str, kept: int | None) -> None:
         kept: Number of checkpoints that are kept; None: all.
     """
     for replaced in root.glob(f"*_partial{_OLD}*"):
+        # A save that was killed between two renames has left the old checkpoint without its name.
         name = replaced.name.partition(_OLD)[0]
         if (root / name).exists():
             shutil.rmtree(replaced, ignore_errors=True)
@@ -506,10 +533,22 @@ def _time_of(folder: Path) -> int:
 
 
 def _save_full(root: Path, tag: str, model: Any, user_content: Any, translate: bool) -> None:
-    """Write a full checkpoint from rank 0."""
+    """Write a full checkpoint from rank 0. Collective.
+
+    Args:
+        root: Folder of all checkpoints. It is created.
+        tag: Name of the checkpoint.
+        model: The model; None: only the user's content is written.
+        user_content: The script's own object.
+        translate: Give the state the names of the Hugging Face model.
+
+    Raises:
+        SMPRuntimeError: Rank 0 cannot write.
+    """
     full_state = model.state_dict(gather_to_rank0=True) if model is not None else None
 
     def write() -> None:
+        """Write the files, on rank 0."""
         if rank() != 0:
             return
         content = full_state
@@ -517,12 +556,12 @@ def _save_full(root: Path, tag: str, model: Any, user_content: Any, translate: b
             for to_hf, _ in state.module_manager.translate_functions:
                 content = to_hf(content)
         root.mkdir(parents=True, exist_ok=True)
-        _write(root / f"user_content_{tag}", user_content)
+        _write_file(root / f"user_content_{tag}", user_content)
         if content is not None:
-            _write(root / tag, content)
+            _write_file(root / tag, content)
         _write_newest(root, tag)
 
-    _together("save_checkpoint", write)
+    _run_on_all_ranks("save_checkpoint", write)
 
 
 def _resume_full(
@@ -532,10 +571,22 @@ def _resume_full(
     strict: bool,
     translate: Callable[[dict[str, Any]], dict[str, Any]] | None,
 ) -> Any:
-    """Load a full checkpoint, and return the user's content."""
+    """Load a full checkpoint, and return the user's content.
+
+    Args:
+        model: The model. If it is not divided yet, the state is loaded after the partition.
+        root: Folder of all checkpoints.
+        tag: Name of the checkpoint.
+        strict: Refuse missing and unknown names.
+        translate: Translates the names of the state; None: the known translation is used, if names
+            of the model are missing.
+
+    Raises:
+        FileNotFoundError: The checkpoint is missing. The text lists the files that are there.
+    """
     full_state: dict[str, Any]
     if (root / tag).is_file():
-        full_state = _read(root / tag, lazily=True)
+        full_state = _read_file(root / tag, lazily=True)
     elif (root / _HF_FILE).is_file():
         # Hugging Face passes the name of its older format, and writes this one.
         from safetensors.torch import load_file
@@ -555,18 +606,23 @@ def _resume_full(
     elif not names <= set(full_state):
         for _, from_hf in state.module_manager.translate_functions:
             full_state = from_hf(full_state)
-    full_state = _with_tied(module, full_state)
+    full_state = _with_tied_parameters(module, full_state)
 
     def restore() -> None:
         model.load_state_dict(full_state, strict=strict)
         _reload_masters()
 
     after_partition(restore)
-    return _read(root / f"user_content_{tag}", optional=True)
+    return _read_file(root / f"user_content_{tag}", optional=True)
 
 
-def _with_tied(module: torch.nn.Module, full_state: dict[str, Any]) -> dict[str, Any]:
-    """Add the missing names of tied parameters: safetensors stores each parameter once."""
+def _with_tied_parameters(module: torch.nn.Module, full_state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state with all names of tied parameters: safetensors stores each parameter once.
+
+    Args:
+        module: The model.
+        full_state: The state, which has one name of each parameter.
+    """
     groups: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         groups.setdefault(id(parameter), []).append(name)
@@ -584,12 +640,13 @@ def _with_tied(module: torch.nn.Module, full_state: dict[str, Any]) -> dict[str,
 
 
 def _reload_masters() -> None:
+    """Set the master weights of the wrapped optimizers from the loaded parameters."""
     for optimizer in wrapped.optimizers:
         if hasattr(optimizer, "reload_model_params"):
             optimizer.reload_model_params()
 
 
-def _together(call: str, action: Callable[[], None]) -> None:
+def _run_on_all_ranks(call: str, action: Callable[[], None]) -> None:
     """Run an action on all ranks, and fail on all ranks if it fails on one.
 
     Args:
@@ -615,11 +672,15 @@ def _together(call: str, action: Callable[[], None]) -> None:
         raise PeerError(failed_ranks[0], f"rank {failed_ranks[0]}", message)
 
 
-def _leads(root: Path, token: str) -> bool:
+def _is_lowest_rank_of_folder(root: Path, token: str) -> bool:
     """Return whether this rank is the lowest one that sees this folder.
 
     Hosts may share the folder, or have one each. Each rank creates a file, and the ranks compare
-    the names of the files.
+    the names of the files. Collective; the files are deleted.
+
+    Args:
+        root: Folder of all checkpoints. It is created.
+        token: Random text, equal on all ranks.
     """
     prefix, own_rank = f".save-{token}-", rank()
 
@@ -627,28 +688,41 @@ def _leads(root: Path, token: str) -> bool:
         root.mkdir(parents=True, exist_ok=True)
         (root / f"{prefix}{own_rank}").touch()
 
-    _together("save_checkpoint", create_file)
+    _run_on_all_ranks("save_checkpoint", create_file)
     lowest = min(int(path.name.rpartition("-")[2]) for path in root.glob(f"{prefix}*"))
     allgather(None, CommGroup.WORLD)  # all ranks have read the folder
     (root / f"{prefix}{own_rank}").unlink()
     return lowest == own_rank
 
 
-def _write(path: Path, obj: Any, **arguments: Any) -> None:
-    with _complete(path) as stream:
+def _write_file(path: Path, obj: Any, **arguments: Any) -> None:
+    """Write an object with ``torch.save``; the file appears when it is complete.
+
+    Args:
+        path: The file.
+        obj: The object.
+        arguments: More arguments of ``torch.save``.
+    """
+    with _open_until_complete(path) as stream:
         torch.save(obj, stream, **arguments)
 
 
 def _write_newest(root: Path, tag: str) -> None:
     """Record the tag of the newest checkpoint."""
-    with _complete(root / _NEWEST) as stream:
+    with _open_until_complete(root / _NEWEST) as stream:
         stream.write(tag.encode())
-    _sync(root)
+    _sync_folder(root)
 
 
 @contextlib.contextmanager
-def _complete(path: Path) -> Iterator[BinaryIO]:
-    """Write a file under a temporary name, and rename it when it is complete."""
+def _open_until_complete(path: Path) -> Iterator[BinaryIO]:
+    """Open a file under a temporary name, and rename it when the block has written it.
+
+    After an error in the block there is no file. The content is on the disk before the rename.
+
+    Args:
+        path: The file.
+    """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
         with temporary.open("wb") as stream:
@@ -660,7 +734,7 @@ def _complete(path: Path) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
 
 
-def _sync(folder: Path) -> None:
+def _sync_folder(folder: Path) -> None:
     """Write the names in a folder to the disk, where the file system supports this."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
@@ -672,7 +746,7 @@ def _sync(folder: Path) -> None:
         _LOG.debug("cannot sync %s", folder)
 
 
-def _read(path: Path, *, optional: bool = False, lazily: bool = False) -> Any:
+def _read_file(path: Path, *, optional: bool = False, lazily: bool = False) -> Any:
     """Read a file of a checkpoint.
 
     Args:

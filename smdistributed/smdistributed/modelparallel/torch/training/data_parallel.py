@@ -16,6 +16,11 @@ from smdistributed.modelparallel.torch.job.topology import CommGroup
 from smdistributed.modelparallel.torch.transport import pytrees
 
 MIB = 2**20
+"""Bytes of a mebibyte."""
+
+_BROADCAST_BYTES = 32 * MIB
+"""Largest size of a message with parameters and buffers."""
+
 CommHook = Callable[[Any, "Bucket"], "torch.futures.Future[torch.Tensor]"]
 
 
@@ -42,7 +47,7 @@ def broadcast(tensors: Iterable[torch.Tensor], source: int = 0) -> None:
         if len(state.topo.members(group)) > 1 and tensor.numel():
             batches.setdefault((group, tensor.device), []).append(tensor.detach())
     for (group, _), members in batches.items():
-        for chunk in _chunks(members, 32 * MIB):
+        for chunk in _chunks(members, _BROADCAST_BYTES):
             flat = torch.cat([t.reshape(-1).view(torch.uint8) for t in chunk])
             source_rank = state.topo.members(group)[source]
             with calls.inside("the broadcast of parameters and buffers", group):
@@ -238,7 +243,10 @@ class Reducer:
     # -- while a backward pass runs
     @torch.no_grad()
     def _on_gradient(self, parameter: torch.Tensor) -> None:
-        """Count a gradient, and send the buckets that are complete."""
+        """Count a gradient, and send the buckets that are complete, in their order.
+
+        torch calls this when it has added to a parameter's gradient.
+        """
         # Hot: called for each gradient of the pass.
         self.seen[id(parameter)] += 1
         self._queue()
@@ -256,6 +264,7 @@ class Reducer:
             Variable._execution_engine.queue_callback(self._engine_done)  # noqa: SLF001  as FSDP does
 
     def _engine_done(self) -> None:
+        """End the pass of a ``loss.backward()`` outside a step function. torch's engine calls."""
         self.queued = False
         self.after_plain_pass()
         self.end_pass()
@@ -267,7 +276,12 @@ class Reducer:
 
     # -- messages
     def _send(self, bucket: Bucket, *, zeros: bool) -> None:
-        """Start the reduction of a bucket."""
+        """Start the reduction of a bucket, and do not wait for its end.
+
+        Args:
+            bucket: The bucket. It is filled first.
+            zeros: Send zeros in the place of gradients.
+        """
         bucket.fill(zeros=zeros)
         for parameter in bucket.parameters():
             self.at_send[id(parameter)] = self.seen[id(parameter)]
@@ -283,7 +297,7 @@ class Reducer:
 
     @torch.no_grad()
     def _reduce(self, *, zeros: bool) -> None:
-        """Reduce all gradients, and write the averages back.
+        """Reduce all gradients, and write the averages back. Collective over the replicas.
 
         Args:
             zeros: Take part with zeros, without gradients of this rank.
@@ -322,6 +336,7 @@ class Reducer:
                 bucket.work = None
 
     def _reset(self) -> None:
+        """Forget the gradients and messages of the present pass."""
         self.sent = 0
         self.at_send.clear()
         self.seen = dict.fromkeys(self.seen, 0)

@@ -25,6 +25,9 @@ from smdistributed.modelparallel.torch.job.wrapped import wrapped
 from smdistributed.modelparallel.torch.partitioning.placement import device
 from smdistributed.modelparallel.torch.sharding import mesh
 
+_NORM_OFFSET = 1e-6
+"""Is added to a norm that divides, as torch does it: a norm may be 0."""
+
 _torch_clip = nn.utils.clip_grad_norm_
 _torch_norm = getattr(nn.utils, "get_total_norm", None)  # both are of PyTorch 2.6
 _torch_scale = getattr(nn.utils, "clip_grads_with_norm_", None)
@@ -55,7 +58,7 @@ def total_norm(
     total = torch.zeros(1, dtype=torch.float64, device=total_device)
     is_infinite = norm_type == float("inf")
     for parameter in with_gradient:
-        if not _counts(parameter):
+        if not _is_counted_here(parameter):
             continue
         grad = mesh.local(parameter.grad)
         if not grad.numel():  # the rows of a small parameter are all on other ranks
@@ -83,7 +86,7 @@ def total_norm(
     return total[0] ** (1.0 / norm_type)
 
 
-def _counts(parameter: torch.Tensor) -> bool:
+def _is_counted_here(parameter: torch.Tensor) -> bool:
     """Return whether this rank's gradient of a parameter counts in a norm.
 
     Of the ranks with equal copies of a gradient only the first one counts.
@@ -123,15 +126,19 @@ def clip(
     norm = total_norm(parameters, float(norm_type), group=group)
     if error_if_nonfinite:
         _check_finite(norm, norm_type)
-    _scale(parameters, max_norm, norm)
+    _scale_gradients(parameters, max_norm, norm)
     return norm
 
 
 def _check_finite(norm: torch.Tensor, norm_type: float) -> None:
     """Refuse a norm that is infinite or not a number.
 
+    Args:
+        norm: The norm.
+        norm_type: Its order, for the error.
+
     Raises:
-        RuntimeError: It is.
+        RuntimeError: The norm is not finite.
     """
     if not bool(norm.isfinite()):
         raise RuntimeError(
@@ -140,9 +147,17 @@ def _check_finite(norm: torch.Tensor, norm_type: float) -> None:
         )
 
 
-def _scale(parameters: Iterable[torch.Tensor], max_norm: float, norm: torch.Tensor) -> None:
-    """Multiply the gradients by a factor, if the norm is larger than ``max_norm``."""
-    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+def _scale_gradients(
+    parameters: Iterable[torch.Tensor], max_norm: float, norm: torch.Tensor
+) -> None:
+    """Multiply the gradients by a factor, in place, if the norm is larger than ``max_norm``.
+
+    Args:
+        parameters: This rank's parameters.
+        max_norm: Largest norm after the call.
+        norm: The norm before.
+    """
+    factor = (max_norm / (norm + _NORM_OFFSET)).clamp(max=1.0)
     for parameter in parameters:
         if parameter.grad is not None:
             grad = mesh.local(parameter.grad)
@@ -157,8 +172,12 @@ def _clip_grad_norm(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> torch.Tensor:
+    """Clip gradients as ``torch.nn.utils.clip_grad_norm_``, which this function replaces.
+
+    The norm is over all ranks that have parameters of the model. Then the call is collective.
+    """
     listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-    group = _group(listed)
+    group = _group_of_parameters(listed)
     if group is None:
         return _torch_clip(listed, max_norm, norm_type, error_if_nonfinite, foreach)
     return clip(listed, max_norm, norm_type, error_if_nonfinite=error_if_nonfinite, group=group)
@@ -182,12 +201,12 @@ def _get_total_norm(
         by_memory: dict[object, torch.Tensor] = {}
         for parameter in model.local_parameters():
             if parameter.grad is not None:
-                by_memory[_memory(parameter.grad)] = parameter
+                by_memory[_memory_key(parameter.grad)] = parameter
         parameters: list[torch.Tensor] = []
         for gradient in gradients:
-            if _memory(gradient) in by_memory:
-                parameters.append(by_memory[_memory(gradient)])
-        group = CommGroup.MP_GROUP if pp_size() > 1 else _group(parameters)
+            if _memory_key(gradient) in by_memory:
+                parameters.append(by_memory[_memory_key(gradient)])
+        group = CommGroup.MP_GROUP if pp_size() > 1 else _group_of_parameters(parameters)
         if group is not None and len(parameters) == len(gradients):
             norm = total_norm(parameters, float(norm_type), group=group)
             if error_if_nonfinite:
@@ -204,15 +223,19 @@ def _clip_grads_with_norm(
     total_norm: torch.Tensor,
     foreach: bool | None = None,
 ) -> None:
+    """Scale gradients as ``torch.nn.utils.clip_grads_with_norm_``, which this function replaces.
+
+    torch's own function does not take gradients of shared parameters with such a norm.
+    """
     assert _torch_scale is not None
     listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     if any(mesh.is_sharded(parameter.grad) for parameter in listed):
-        _scale(listed, float(max_norm), total_norm)
+        _scale_gradients(listed, float(max_norm), total_norm)
     else:
         _torch_scale(listed, max_norm, total_norm, foreach)
 
 
-def _memory(gradient: torch.Tensor) -> object:
+def _memory_key(gradient: torch.Tensor) -> object:
     """Return a key that is equal for a gradient and its ``detach()``."""
     part = mesh.local(gradient)
     if part.layout != torch.strided:
@@ -220,10 +243,11 @@ def _memory(gradient: torch.Tensor) -> object:
     return part.data_ptr(), part.shape
 
 
-def _group(parameters: list[torch.Tensor]) -> CommGroup | None:
+def _group_of_parameters(parameters: list[torch.Tensor]) -> CommGroup | None:
     """Return the group over which parameters are spread; None for parameters of this rank alone.
 
-    Ranks with the same list get the same group.
+    Ranks with the same list get the same group. Collective, if the parameters are of one of several
+    partitions.
     """
     model = wrapped.model
     if model is None or not model.partitioned:

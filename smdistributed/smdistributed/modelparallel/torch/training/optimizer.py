@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 else:  # the class comes in front of the one of the script's optimizer, which has it as its base
     _Optimizer = object
 
+_NORM_OFFSET = 1e-6
+"""Is added to a norm that divides, as torch does it: a norm may be 0."""
+
 _NOT_SHARDABLE = ("Adafactor", "Rprop", "SparseAdam")
 """Optimizers of torch with operations that have no rule for sharded parameters."""
 
@@ -94,6 +97,9 @@ class DistributedOptimizer(_Optimizer):
         """Extend the class of ``optimizer``, and return ``optimizer``.
 
         An optimizer that is extended already is returned unchanged.
+
+        Raises:
+            SMPConfigError: See the class.
         """
         if optimizer is None:  # copy makes an empty object first
             return super().__new__(cls)
@@ -136,7 +142,16 @@ class DistributedOptimizer(_Optimizer):
         dynamic_loss_scale: bool,
         dynamic_loss_args: Mapping[str, Any] | None,
     ) -> None:
-        """Set up an optimizer after its class was extended."""
+        """Set up an optimizer after its class was extended: its loss scale and its parameters.
+
+        Args:
+            static_loss_scale: See the class.
+            dynamic_loss_scale: See the class.
+            dynamic_loss_args: See the class.
+
+        Raises:
+            SMPConfigError: An argument is wrong, or the optimizer cannot be split.
+        """
         cfg = state.cfg
         self.smp_half = bool(cfg.fp16 or cfg.bf16)
         # bfloat16 has the range of float32: its gradients need no scaling.
@@ -184,7 +199,9 @@ class DistributedOptimizer(_Optimizer):
                 )
 
     def smp_take_shards(self) -> None:
-        """Replace the script's parameters by their shards, where the model has shards."""
+        """Replace the script's parameters in the groups by their shards, where the model has
+        shards. State that the optimizer has already is cut in the same way.
+        """
         for group in self.param_groups:
             for place, old in enumerate(group["params"]):
                 new = wrap.sharded_parameter(old)
@@ -199,6 +216,7 @@ class DistributedOptimizer(_Optimizer):
 
     @property
     def _smp_sharded(self) -> bool:
+        """Whether each replica updates a part of the parameters (``shard_optimizer_state``)."""
         return bool(state.cfg.shard_optimizer_state) and rdp_size() > 1
 
     @property
@@ -261,7 +279,10 @@ class DistributedOptimizer(_Optimizer):
         """Return the replica (RDP rank) that updates each local parameter.
 
         The parameters are given out by size, the largest first, to the replica with the fewest
-        elements.
+        elements. All replicas compute the same.
+
+        Returns:
+            Index of a parameter -> the replica.
         """
         if self._smp_owners is not None:
             return self._smp_owners
@@ -272,6 +293,7 @@ class DistributedOptimizer(_Optimizer):
             owner = loads.index(min(loads))
             owners[index] = owner
             loads[owner] += sizes[index]
+        # Before the partition this rank does not know yet which parameters are local.
         if wrapped.model is not None and wrapped.model.partitioned:
             self._smp_owners = owners
         return owners
@@ -391,7 +413,7 @@ class DistributedOptimizer(_Optimizer):
             # With a sharded optimizer state each replica counts its own shard.
             group = CommGroup.WORLD if self._smp_sharded else CommGroup.MP_GROUP
             norm = float(total_norm(owned, float(norm_type), group=group))
-            factor = max_norm / (norm + 1e-6)
+            factor = max_norm / (norm + _NORM_OFFSET)
             if factor < 1.0:
                 for index in self._smp_local():
                     gradient = parameters[index].grad
@@ -480,7 +502,7 @@ class DistributedOptimizer(_Optimizer):
                 parameter.grad = gradient
 
     def _smp_exchange(self) -> None:
-        """Send each updated parameter from the replica that owns it to the others."""
+        """Send each updated parameter from the replica that owns it to the others. Collective."""
         group = state.groups[CommGroup.RDP_GROUP]
         members = state.topo.members(CommGroup.RDP_GROUP)
         with calls.inside("optimizer.step()", CommGroup.RDP_GROUP):
@@ -592,7 +614,14 @@ class DistributedOptimizer(_Optimizer):
     def load_state(self, saved: StateDict) -> None:
         """Load the state of the parameters that this rank updates, after the partition.
 
-        Collective over all ranks.
+        Collective over all ranks. A partial state of other parameters is merged with those of the
+        other ranks first.
+
+        Args:
+            saved: From ``state_dict`` or ``local_state_dict``.
+
+        Raises:
+            SMPRuntimeError: The partial state is another rank's part.
         """
         self.init_master_params()
         owned = self._smp_owned()
@@ -656,9 +685,17 @@ class DistributedOptimizer(_Optimizer):
     # --- Tensor parallelism: the state of a split parameter is split along the same axis ----------
 
     def _smp_joined(self, parts: list[StateDict]) -> StateDict:
-        """Join the parts of the tensor ranks."""
+        """Return the full state from the parts of the tensor ranks.
+
+        Args:
+            parts: The parts, in the order of the tensor ranks.
+
+        Raises:
+            SMPRuntimeError: A value cannot be joined.
+        """
 
         def join(index: int, pieces: list[Any]) -> Any:
+            """Return the pieces of one value, joined if the parameter is split."""
             axis = _axis(self._smp_originals[index])
             if axis is None or not _is_split(pieces[0], self._smp_originals[index]):
                 return pieces[0]
@@ -667,10 +704,11 @@ class DistributedOptimizer(_Optimizer):
         return _map_values(parts, join)
 
     def _smp_cut(self, saved: StateDict) -> StateDict:
-        """Cut this tensor rank's part out of a full state."""
+        """Return this tensor rank's part of a full state."""
         count, part = tp_size(), tp_rank()
 
         def cut(index: int, pieces: list[Any]) -> Any:
+            """Return this rank's part of one value, if the parameter is split."""
             axis = _axis(self._smp_originals[index])
             if axis is None or not isinstance(pieces[0], Tensor) or pieces[0].dim() <= axis:
                 return pieces[0]
@@ -734,7 +772,10 @@ class _WithInnerOptimizer:
 
 
 def after_partition(action: Callable[[], None]) -> None:
-    """Run an action now, or right after the partition if the model is not partitioned yet."""
+    """Run an action now, or right after the partition if the model is not partitioned yet.
+
+    The action runs once.
+    """
     if wrapped.model is None or wrapped.model.partitioned:
         action()
         return
@@ -747,7 +788,11 @@ def after_partition(action: Callable[[], None]) -> None:
 
 
 def merge_parts(parts: list[StateDict]) -> StateDict:
-    """Merge partial states of different parameters into one."""
+    """Return one partial state from several partial states of different parameters.
+
+    Args:
+        parts: The states. The groups and the loss scale are those of the first one.
+    """
     merged = dict(parts[0])
     merged_state: dict[int, Any] = {}
     owned: set[int] = set()
@@ -796,7 +841,7 @@ def _map_values(parts: list[StateDict], change: Callable[[int, list[Any]], Any])
 
 
 def _axis(parameter: Parameter) -> int | None:
-    """Return the axis along which a parameter is split over the tensor ranks."""
+    """Return the axis along which a parameter is split over the tensor ranks; None: it is whole."""
     if not getattr(parameter, "_smp_distributed", False):
         return None
     return int(getattr(parameter, "_smp_axis", 1))

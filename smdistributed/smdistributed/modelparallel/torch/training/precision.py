@@ -127,6 +127,7 @@ class LossScaler:
             return
         if overflow:
             self.good_steps = 0
+            # The last of ``delayed_shift`` overflows lowers the scale, and so does each later one.
             if self.overflows_left > 1:
                 self.overflows_left -= 1
             else:
@@ -181,7 +182,13 @@ class MasterWeights:
     def add(
         self, optimizer: torch.optim.Optimizer, gets_master: Callable[[int], bool], first: int = 0
     ) -> None:
-        """Create copies for the parameters from index ``first`` on."""
+        """Create copies for the parameters from index ``first`` on, and put them into the groups.
+
+        Args:
+            optimizer: As for the class.
+            gets_master: As for the class.
+            first: Index of a parameter, over all groups.
+        """
         index = -1
         for group in optimizer.param_groups:
             for place, parameter in enumerate(group["params"]):
@@ -203,7 +210,10 @@ class MasterWeights:
                 self._versions[index] = parameter._version  # noqa: SLF001
 
     def take_gradients(self, scale: float) -> None:
-        """Copy the gradients of the parameters to their masters, divided by ``scale``."""
+        """Set the gradients of the masters to those of the parameters, divided by ``scale``.
+
+        A parameter without a gradient takes the gradient of its master off.
+        """
         for parameter, master in self.pairs.values():
             if parameter.grad is None:
                 master.grad = None
@@ -216,7 +226,10 @@ class MasterWeights:
 
     @torch.no_grad()
     def write_back(self) -> None:
-        """Round the masters into the parameters."""
+        """Write the masters into the parameters, rounded to their type.
+
+        A shared parameter is its own master.
+        """
         for index, (parameter, master) in self.pairs.items():
             if not mesh.is_sharded(parameter):
                 parameter.copy_(master)

@@ -20,25 +20,25 @@ PARTIAL = "_smp_is_partial"
 StateDict = dict[str, Any]
 
 
-def local(module: nn.Module, owner: Mapping[str, int], me: int) -> StateDict:
+def state_of_partition(module: nn.Module, owner: Mapping[str, int], partition: int) -> StateDict:
     """Return the state of the modules on one partition, with the names of the full model.
 
     Args:
         module: The model.
         owner: Name of a module -> its partition.
-        me: The partition.
+        partition: The partition.
     """
     entries = module.state_dict(keep_vars=True)
-    owner_by_name = _by_all_names(module, owner)
+    owner_by_name = _partition_by_name(module, owner)
     local_state: StateDict = {}
     for name, value in entries.items():
-        if _owner(name, owner_by_name) == me:
-            local_state[name] = _value(value)
+        if _partition_of_entry(name, owner_by_name) == partition:
+            local_state[name] = _detach(value)
     return local_state
 
 
-def gathered(
-    module: nn.Module, owner: Mapping[str, int], me: int, *, to_first_only: bool, call: str
+def gather_state(
+    module: nn.Module, owner: Mapping[str, int], partition: int, *, to_first_only: bool, call: str
 ) -> StateDict:
     """Return the full state of the model, on the CPU if the model is on several ranks.
 
@@ -47,11 +47,11 @@ def gathered(
     Args:
         module: The model.
         owner: Name of a module -> its partition.
-        me: This rank's partition.
+        partition: This rank's partition.
         to_first_only: All ranks but the first of the group return an empty dictionary.
         call: The script's call, for errors.
     """
-    local_state = local(module, owner, me)
+    local_state = state_of_partition(module, owner, partition)
     if mp_size() == 1:
         return OrderedDict(local_state)
     meet(call)
@@ -77,7 +77,7 @@ def gathered(
     return ordered
 
 
-def unshared(module: nn.Module, *, to_first_only: bool, call: str) -> StateDict:
+def gather_shared_state(module: nn.Module, *, to_first_only: bool, call: str) -> StateDict:
     """Return the full state of a model with shared parameters, on the CPU. Collective over the job.
 
     Args:
@@ -89,18 +89,21 @@ def unshared(module: nn.Module, *, to_first_only: bool, call: str) -> StateDict:
     full_state: StateDict = OrderedDict()
     for name, value in module.state_dict(keep_vars=True).items():
         # Every rank takes part, also if it drops the tensor at once.
-        full_value = mesh.gather(_value(value))
+        full_value = mesh.gather(_detach(value))
         if not to_first_only or state.topo.rank == 0:
             full_state[name] = full_value
     return full_state
 
 
-def shared(module: nn.Module, entries: Mapping[str, Any]) -> StateDict:
-    """Convert a full state, or this rank's part of a state, to shared tensors.
+def shard_state(module: nn.Module, entries: Mapping[str, Any]) -> StateDict:
+    """Return a full state, or this rank's part of a state, as shared tensors.
 
     Args:
         module: The model with shared parameters.
-        entries: The state.
+        entries: The state. Names that the model does not have are returned unchanged.
+
+    Raises:
+        SMPRuntimeError: A value has another shape than the parameter.
     """
     own = module.state_dict(keep_vars=True)
     shared_state: StateDict = {}
@@ -126,7 +129,7 @@ def merge_partial(module: nn.Module, part: Mapping[str, Any], *, call: str) -> S
 
 
 def merge(parts: Iterable[Mapping[str, Any]], axes: Mapping[str, int]) -> StateDict:
-    """Join partial states.
+    """Return the full state of partial states: slices of tensor ranks are joined.
 
     Args:
         parts: The states, in the order of the ranks. Their mark is left out.
@@ -143,8 +146,13 @@ def merge(parts: Iterable[Mapping[str, Any]], axes: Mapping[str, int]) -> StateD
     return merged
 
 
-def cut(module: nn.Module, entries: Mapping[str, Any]) -> StateDict:
-    """Return a full state with this rank's slices of the split parameters."""
+def slice_state(module: nn.Module, entries: Mapping[str, Any]) -> StateDict:
+    """Return a full state with this rank's slices of the split parameters.
+
+    Args:
+        module: The model: tells which parameters are split over tensor ranks.
+        entries: The full state.
+    """
     axes = split_axes(module)
     own_state: StateDict = {}
     for name, value in entries.items():
@@ -156,21 +164,21 @@ def cut(module: nn.Module, entries: Mapping[str, Any]) -> StateDict:
     return own_state
 
 
-def completed(
-    module: nn.Module, owner: Mapping[str, int], me: int, local_state: Mapping[str, Any]
+def complete_state(
+    module: nn.Module, owner: Mapping[str, int], partition: int, local_state: Mapping[str, Any]
 ) -> StateDict:
-    """Add the entries of other partitions to a state, so that a strict load accepts it.
+    """Return a state with the entries of other partitions, so that a strict load accepts it.
 
     Args:
         module: The model.
         owner: Name of a module -> its partition.
-        me: The partition of the state.
+        partition: The partition of the state.
         local_state: The state.
     """
-    owner_by_name = _by_all_names(module, owner)
+    owner_by_name = _partition_by_name(module, owner)
     complete: StateDict = {}
     for name, value in module.state_dict(keep_vars=True).items():
-        if _owner(name, owner_by_name) != me:
+        if _partition_of_entry(name, owner_by_name) != partition:
             complete[name] = value
     complete.update(local_state)
     complete.pop(PARTIAL, None)
@@ -190,27 +198,33 @@ def split_axes(module: nn.Module) -> dict[str, int]:
     return axes
 
 
-def _by_all_names(module: nn.Module, owner: Mapping[str, int]) -> dict[str, int]:
-    """Return the partition for every name of a module; ``owner`` has only the first name.
+def _partition_by_name(module: nn.Module, owner: Mapping[str, int]) -> dict[str, int]:
+    """Return name -> partition for every name of each module; ``owner`` has only the first names.
 
     A module that a forward has created after the partition belongs to the module that holds it.
     """
     partitions: dict[int, int] = {}  # by id() of the module
     for name, part in module.named_modules():
-        partitions[id(part)] = owner[name] if name in owner else _owner(name, owner)
+        partitions[id(part)] = owner[name] if name in owner else _partition_of_entry(name, owner)
     named = module.named_modules(remove_duplicate=False)
     return {name: partitions[id(part)] for name, part in named}
 
 
-def _owner(entry: str, owner: Mapping[str, int]) -> int:
-    """Return the partition of an entry of a state, by the name of the module that holds it."""
+def _partition_of_entry(entry: str, owner: Mapping[str, int]) -> int:
+    """Return the partition of an entry of a state, by the name of the module that holds it.
+
+    Args:
+        entry: Name of the entry, such as "encoder.0.weight".
+        owner: Name of a module -> its partition. The root, "", is always there.
+    """
     module = entry.rpartition(".")[0]
     while module not in owner:
         module = module.rpartition(".")[0]
     return owner[module]
 
 
-def _value(value: Any) -> Any:
+def _detach(value: Any) -> Any:
+    """Return a tensor outside the graph, in the same memory; any other value unchanged."""
     if isinstance(value, torch.Tensor):
         return value.detach()
     return value

@@ -31,7 +31,15 @@ START_SECONDS = 300.0
 HELLO_SECONDS = 5.0
 """Seconds that an accepted connection may take to send the token."""
 
+_LOOK_SECONDS = 1.0
+"""Longest time between two looks for connections that take too long, and for a cancelled start."""
+
+_MOST_NAMED_RANKS = 20
+"""Number of missing ranks that an error names at most."""
+
 _HALF = 32
+"""Bytes of half a token."""
+
 _HELLO = struct.Struct(f"<{_HALF}s16sI")
 """First half of the token, name of the link, rank that connects.
 
@@ -79,6 +87,7 @@ def connect(
         StartError: Ranks are missing after `timeout`, or an address cannot be reached.
     """
     end = time.monotonic() + timeout
+    # Names of the store: "token", and "candidate/RANK" and "address/RANK" of each rank.
     store = PrefixStore("smp/transport", rendezvous.store)
     if rank == 0:
         store.set("token", secrets.token_hex(2 * _HALF))
@@ -102,6 +111,10 @@ def connect(
                 for peer in sorted(peer for peer in peers if peer < rank):
                     start.wait("address", [peer])
                     sockets[name][peer] = _connect_with(start, peer, name, token)
+        except BaseException:
+            # The job does not start: this error need not wait for the higher ranks.
+            acceptor.cancel()
+            raise
         finally:
             acceptor.join()
     for (name, peer), connection in acceptor.accepted.items():
@@ -137,14 +150,15 @@ class _Start:
         return max(self.end - time.monotonic(), 0.001)
 
     def wait(self, kind: str, ranks: Sequence[int] | range) -> None:
-        """Wait for the entries of ranks in the store.
+        """Wait until each of some ranks has an entry in the store.
 
         Args:
             kind: The kind of the entries, "candidate" or "address".
             ranks: The ranks.
 
         Raises:
-            StartError: Ranks are missing.
+            StartError: Ranks are missing at the end of the start.
+            RuntimeError: The store cannot be used.
         """
         keys = [f"{kind}/{rank}" for rank in ranks]
         try:
@@ -157,7 +171,11 @@ class _Start:
 
 
 def own_address(host: str, port: int) -> str:
-    """Return the address of this host on the way to another one.
+    """Return the IP address of this host on the way to another one. Nothing is sent there.
+
+    Args:
+        host: Name or address of the other host.
+        port: A port of it.
 
     Raises:
         StartError: The name cannot be resolved, or no route leads to the host.
@@ -184,9 +202,17 @@ def own_address(host: str, port: int) -> str:
 def _reachable_address(start: _Start, world: int, master: tuple[str, int]) -> str:
     """Return the address at which all other ranks can reach this rank.
 
-    On the master's own host its name is often a loopback address, which only works for a job on one
-    host. In a job on several hosts the ranks of this host take their address on the way to a rank
-    of another host.
+    Every rank stores its candidate, and waits for those of all others. On the master's own host
+    its name is often a loopback address, which only works for a job on one host. In a job on
+    several hosts the ranks of this host take their address on the way to a rank of another host.
+
+    Args:
+        start: The start of this rank.
+        world: Number of ranks.
+        master: Host and port of the master.
+
+    Raises:
+        StartError: Ranks are missing, or the master cannot be reached.
     """
     candidate = own_address(*master)
     start.store.set(f"candidate/{start.rank}", candidate)
@@ -200,15 +226,15 @@ def _reachable_address(start: _Start, world: int, master: tuple[str, int]) -> st
 
 
 def _missing(ranks: Sequence[int], action: str, timeout: float) -> str:
-    """Return an error about ranks that are missing.
+    """Return the text of an error about ranks that are missing.
 
     Args:
         ranks: The ranks.
         action: The action that is missing, such as "joined the job".
         timeout: Seconds that this rank has waited.
     """
-    names = ", ".join(map(str, ranks[:20]))
-    if len(ranks) > 20:
+    names = ", ".join(map(str, ranks[:_MOST_NAMED_RANKS]))
+    if len(ranks) > _MOST_NAMED_RANKS:
         names += ", ..."
     noun = "ranks" if len(ranks) > 1 else "rank"
     return (
@@ -219,7 +245,13 @@ def _missing(ranks: Sequence[int], action: str, timeout: float) -> str:
 
 
 def _connect_with(start: _Start, peer: int, link: str, token: bytes) -> socket.socket:
-    """Connect with a lower rank, and check the token of both ends.
+    """Connect with a lower rank, and return the socket after both ends have shown their token.
+
+    Args:
+        start: The start of this rank.
+        peer: Global rank of the other end. Its address is in the store.
+        link: Name of the link, at most 16 ASCII characters.
+        token: The token of the job.
 
     Raises:
         StartError: The rank cannot be reached, or another program is at its address.
@@ -244,10 +276,11 @@ def _connect_with(start: _Start, peer: int, link: str, token: bytes) -> socket.s
 
 
 def exactly(connection: socket.socket, count: int) -> bytes:
-    """Read an exact number of bytes from a connection.
+    """Read an exact number of bytes from a connection, and return them.
 
     Raises:
         ConnectionError: The connection ended before.
+        OSError: The connection cannot be read.
     """
     data = b""
     while len(data) < count:
@@ -276,16 +309,22 @@ class _Acceptor(threading.Thread):
         self.listener, self.token, self.expected, self.end = listener, token, expected, end
         self.accepted: dict[tuple[str, int], socket.socket] = {}
         self._pending: dict[socket.socket, _PendingHello] = {}
+        self._is_cancelled = threading.Event()
+
+    def cancel(self) -> None:
+        """Let the thread end within `_LOOK_SECONDS`, whether or not peers are missing."""
+        self._is_cancelled.set()
 
     def run(self) -> None:
+        """Accept connections until all peers are here, or the time is over. The thread's body."""
         self.listener.setblocking(False)
         with selectors.DefaultSelector() as selector:
             selector.register(self.listener, selectors.EVENT_READ)
-            while self.expected:
+            while self.expected and not self._is_cancelled.is_set():
                 seconds_left = self.end - time.monotonic()
                 if seconds_left <= 0:
                     break
-                for key, _ in selector.select(min(seconds_left, 1.0)):
+                for key, _ in selector.select(min(seconds_left, _LOOK_SECONDS)):
                     if key.fileobj is self.listener:
                         self._accept(selector)
                     else:
@@ -300,6 +339,7 @@ class _Acceptor(threading.Thread):
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
         """Accept a connection, and begin to read its hello."""
+        # The other end may have gone meanwhile.
         with contextlib.suppress(OSError):
             connection, _ = self.listener.accept()
             connection.setblocking(False)
@@ -321,11 +361,22 @@ class _Acceptor(threading.Thread):
             connection.close()
 
     def _forget(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
+        """Stop to wait for a hello. The connection stays open."""
         selector.unregister(connection)
         del self._pending[connection]
 
     def _admit(self, connection: socket.socket, hello: bytes) -> bool:
-        """Check a hello, and answer with the other half of the token; return success."""
+        """Check a hello, and answer with the other half of the token.
+
+        The connection becomes one of the accepted ones.
+
+        Args:
+            connection: The connection.
+            hello: Its first bytes, as many as `_HELLO` has.
+
+        Returns:
+            Whether the connection is of an expected peer, and has got the answer.
+        """
         token_half, name, rank = _HELLO.unpack(hello)
         if not hmac.compare_digest(token_half, self.token[:_HALF]):
             return False
@@ -355,19 +406,23 @@ class _PendingHello:
     data: bytes = b""
 
 
+_KEEPALIVE_OPTIONS = {
+    "TCP_KEEPIDLE": 4,  # seconds of silence before the first probe
+    "TCP_KEEPINTVL": 2,  # seconds between two probes
+    "TCP_KEEPCNT": 2,  # probes without an answer
+    "TCP_USER_TIMEOUT": 8000,  # milliseconds in which sent data must be acknowledged
+}
+
+
 def _tune(connection: socket.socket) -> None:
-    """Set the options of a socket: send at once, and notice a lost host within about ten
-    seconds.
+    """Set the options of a socket: wait without limit, send at once, and notice a lost host within
+    about ten seconds. The socket is closed in forked children.
     """
     connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        ("TCP_KEEPIDLE", 4),
-        ("TCP_KEEPINTVL", 2),
-        ("TCP_KEEPCNT", 2),
-        ("TCP_USER_TIMEOUT", 8000),
-    ):
+    for option, value in _KEEPALIVE_OPTIONS.items():
+        # Not all systems have each option.
         if hasattr(socket, option):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
     # A forked child, a worker of a DataLoader for example, must not keep the

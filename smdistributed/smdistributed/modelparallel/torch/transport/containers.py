@@ -28,7 +28,7 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 _SEQUENCES = (list, collections.deque)
-UNOPENED = (
+NEVER_SEARCHED = (
     str,
     bytes,
     int,
@@ -48,7 +48,7 @@ UNOPENED = (
 )
 """Classes of values that are never searched for containers."""
 
-BUILTIN = {
+BUILTIN_CONTAINERS = {
     list,
     dict,
     set,
@@ -59,7 +59,7 @@ BUILTIN = {
     collections.Counter,
     types.SimpleNamespace,
 }
-_LEAVES = (
+_LEAF_CLASSES = (
     torch.Tensor,
     torch.Generator,
     types.FunctionType,
@@ -68,24 +68,29 @@ _LEAVES = (
     bytearray,
     array.array,
 )
-LARGEST = 1 << 26
+MOST_COMPARED_BYTES = 1 << 26
 """Largest size in bytes of an array or a tensor with compared values. Writes that nothing counts
 are not found in larger ones.
 """
-_STDLIB = sysconfig.get_path("stdlib")
-_VALUES = (bool, int, float, complex, str, bytes, type(None), list, dict, set, tuple)
-LARGE = 4096
+MOST_COMPARED_ITEMS = 4096
 """Number of items. Containers with more items are not compared whenever a microbatch ends or waits.
 """
-PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-"""Values that do not change, and are cheap to send."""
+PLAIN_CLASSES = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+"""Classes of values that do not change, and are cheap to send."""
 
-ATOMS = frozenset(PLAIN)
+EXACT_PLAIN_CLASSES = frozenset(PLAIN_CLASSES)
 """The same classes, for a test of the exact type: an object of a subclass may have attributes."""
-_NOTHING_INSIDE = {*PLAIN, torch.Tensor}
+
+_CLASSES_WITH_NOTHING_INSIDE = {*PLAIN_CLASSES, torch.Tensor}
+_VALUE_CLASSES = (bool, int, float, complex, str, bytes, type(None), list, dict, set, tuple)
+"""Classes of variables that are compared and sent by themselves, not by reference."""
+
+_STDLIB_DIRECTORY = sysconfig.get_path("stdlib")
+_MODULE_ATTRIBUTES = frozenset(torch.nn.Module().__dict__)
+"""Names of the attributes that torch gives each module."""
 
 
-class StandIn:
+class AttributeDescriptor:
     """A descriptor in a class, in the place of an attribute with observed reads.
 
     Attributes:
@@ -95,10 +100,10 @@ class StandIn:
     default: Any
 
 
-class Held:
+class ObjectReference:
     """Stands for an object in a variable or in an attribute of a class.
 
-    The object itself does not go to another rank.
+    The object itself does not go to another rank: there a reference is `OBJECT_ON_OTHER_RANK`.
 
     Attributes:
         value: The object.
@@ -108,15 +113,15 @@ class Held:
         self.value = value
 
     def __reduce__(self) -> str:
-        """Pickle as `ELSEWHERE`."""
-        return "ELSEWHERE"
+        """Return the name of the module-level variable that unpickling looks up."""
+        return "OBJECT_ON_OTHER_RANK"
 
 
-ELSEWHERE = Held()
-"""An object that is on another rank."""
+OBJECT_ON_OTHER_RANK = ObjectReference()
+"""A reference that came from another rank."""
 
 
-class Names:
+class Namespace:
     """Variables of a Python module, or attributes of a class, as a container.
 
     Attributes:
@@ -126,78 +131,90 @@ class Names:
 
     def __init__(self, holder: Any, names: frozenset[str]) -> None:
         self.holder, self.names = holder, sorted(names)
-        self._held: dict[int, Held] = {}
+        self._references: dict[int, ObjectReference] = {}  # by id() of the object
 
     def get(self) -> dict[str, Any]:
-        """Return the values, by name.
+        """Return the values, by name; names without a value are left out.
 
-        An object that cannot go to another rank is a ``Held``. Code is left out.
+        An object that cannot go to another rank is an `ObjectReference`, the same one in each
+        call. Code is left out.
         """
         namespace = self._namespace()
         values: dict[str, Any] = {}
-        held_objects: dict[int, Held] = {}  # the same ``Held`` stands for an object every time
+        references: dict[int, ObjectReference] = {}
         for name in self.names:
             value = namespace.get(name, self)
-            if isinstance(value, StandIn):
+            if isinstance(value, AttributeDescriptor):
                 value = value.default
-            if isinstance(value, (*_VALUES, torch.Tensor)):
+            if isinstance(value, (*_VALUE_CLASSES, torch.Tensor)):
                 values[name] = value
             elif _is_object(value):
-                held_object = self._held.get(id(value)) or Held(value)
-                values[name] = held_objects[id(value)] = held_object
-        self._held = held_objects
+                reference = self._references.get(id(value)) or ObjectReference(value)
+                values[name] = references[id(value)] = reference
+        # References to objects that are gone are dropped: their id() may come again.
+        self._references = references
         return values
 
     def put(self, values: dict[str, Any]) -> None:
-        """Set the values, and delete the names without a value."""
+        """Set the variables or attributes, and delete those that have no value.
+
+        Args:
+            values: Name -> value, as `get` returns them.
+        """
         for name in self.get().keys() - values.keys():
             self._delete(name)
         for name, value in values.items():
-            if isinstance(value, Held):
-                self._held[id(value.value)] = value
+            if isinstance(value, ObjectReference):
+                self._references[id(value.value)] = value
                 self._set(name, value.value)
             else:
                 self._set(name, value)
 
-    def settled(self, values: dict[str, Any]) -> dict[str, Any] | None:
+    def with_own_objects(self, values: dict[str, Any]) -> dict[str, Any] | None:
         """Return values of another rank, with objects of this rank in the place of the objects
         that stayed on the other one.
+
+        Args:
+            values: Name -> value, as the other rank sent them.
 
         Returns:
             The values; None if this rank has no such object.
         """
         own_values = self.get()
-        settled = {}
+        replaced = {}
         for name, value in values.items():
-            settled[name] = value
-            if value is ELSEWHERE:
-                settled[name] = own_values.get(name)
-                if not isinstance(settled[name], Held):
+            replaced[name] = value
+            if value is OBJECT_ON_OTHER_RANK:
+                replaced[name] = own_values.get(name)
+                if not isinstance(replaced[name], ObjectReference):
                     return None
-        return settled
+        return replaced
 
     def _namespace(self) -> Mapping[str, Any]:
+        """Return all variables or attributes of the holder, by name."""
         return self.holder if isinstance(self.holder, dict) else vars(self.holder)
 
     def _delete(self, name: str) -> None:
+        """Delete a variable or an attribute."""
         if isinstance(self.holder, dict):
             self.holder.pop(name)
         else:
             delattr(self.holder, name)
 
     def _set(self, name: str, value: Any) -> None:
+        """Set a variable or an attribute; a descriptor in the class stays there."""
         if isinstance(self.holder, dict):
             self.holder[name] = value
             return
         descriptor = vars(self.holder).get(name)
-        if isinstance(descriptor, StandIn):
+        if isinstance(descriptor, AttributeDescriptor):
             descriptor.default = value
         else:
             setattr(self.holder, name, value)
 
 
-class Enclosed(Names):
-    """A variable of an outer function, as a container."""
+class ClosureVariable(Namespace):
+    """A variable of an outer function, as a container with a single name."""
 
     holder: types.CellType
 
@@ -205,7 +222,7 @@ class Enclosed(Names):
         super().__init__(holder, frozenset([name]))
 
     def _namespace(self) -> Mapping[str, Any]:
-        value = content_of(self.holder)
+        value = read_cell(self.holder)
         if value is UNSET:
             return {}
         return {self.names[0]: value}
@@ -221,7 +238,7 @@ UNSET = type("Unset", (), {})
 """The value of a variable before its first assignment."""
 
 
-def content_of(cell: types.CellType) -> Any:
+def read_cell(cell: types.CellType) -> Any:
     """Return the value of a variable of an outer function; UNSET before its first assignment."""
     try:
         return cell.cell_contents
@@ -232,14 +249,14 @@ def content_of(cell: types.CellType) -> Any:
 def _is_object(value: Any) -> bool:
     """Return whether a value is an object with attributes, and neither code nor of this library."""
     kind: Any = type(value)
-    if isinstance(value, UNOPENED):
+    if isinstance(value, NEVER_SEARCHED):
         return False
     if kind.__module__.partition(".")[0] in ("builtins", "smdistributed"):
         return False
-    return isinstance(getattr(value, "__dict__", None), dict) or bool(_slots(kind))
+    return isinstance(getattr(value, "__dict__", None), dict) or bool(_names_of_slots(kind))
 
 
-class Settings:
+class ObjectAttributes:
     """The plain attributes of an object of an installed class, as a container.
 
     Such an object may be a configuration: a caller sets its values for a module that it calls. The
@@ -247,9 +264,9 @@ class Settings:
     the object itself does not go to another rank.
     """
 
-    known: ClassVar[dict[int, Settings | Local | Written]] = {}
+    by_object_id: ClassVar[dict[int, ObjectAttributes | ThreadLocalValues | LeafValues]] = {}
     """``id()`` of an object -> its container in the present step."""
-    model: ClassVar[set[int]] = set()
+    model_module_ids: ClassVar[set[int]] = set()
     """``id()`` of the modules of the model. Another module is an object like others."""
 
     def __init__(self, holder: Any) -> None:
@@ -258,13 +275,13 @@ class Settings:
     @classmethod
     def of(cls, holder: Any) -> Any:
         """Return the container of an object: the same container until the step ends."""
-        container = cls.known.get(id(holder))
+        container = cls.by_object_id.get(id(holder))
         if container is None:
-            container = cls.known[id(holder)] = cls(holder)
+            container = cls.by_object_id[id(holder)] = cls(holder)
         return container
 
     def _namespaces(self) -> list[dict[Any, Any]]:
-        """Return the attributes, and the items of a dictionary."""
+        """Return the attributes; of a dictionary with attributes [attributes, the dictionary]."""
         own = self.holder
         if isinstance(own, dict):
             return [own.__dict__, own]
@@ -278,13 +295,18 @@ class Settings:
         """
         values = {}
         for number, namespace in enumerate(self._namespaces()):
+            # dict's own methods, because those of a subclass may have effects.
             for name, value in dict.items(namespace):
-                if isinstance(value, PLAIN):
+                if isinstance(value, PLAIN_CLASSES):
                     values[number, name] = value
         return values
 
     def put(self, values: dict[tuple[int, Any], Any]) -> None:
-        """Set the values, and delete the other plain ones."""
+        """Set the values, and delete the other plain ones.
+
+        Args:
+            values: (0 for an attribute or 1 for an item, name) -> value.
+        """
         namespaces = self._namespaces()
         for number, name in self.get().keys() - values.keys():
             dict.__delitem__(namespaces[number], name)
@@ -292,7 +314,7 @@ class Settings:
             dict.__setitem__(namespaces[number], name, value)
 
 
-class Local:
+class ThreadLocalValues:
     """The values of a ``threading.local`` on the present thread, as a container."""
 
     def __init__(self, holder: threading.local) -> None:
@@ -301,23 +323,23 @@ class Local:
     @classmethod
     def of(cls, holder: threading.local) -> Any:
         """Return the container of an object: the same container until the step ends."""
-        container = Settings.known.get(id(holder))
+        container = ObjectAttributes.by_object_id.get(id(holder))
         if container is None:
-            container = Settings.known[id(holder)] = cls(holder)
+            container = ObjectAttributes.by_object_id[id(holder)] = cls(holder)
         return container
 
     def get(self) -> dict[str, Any]:
-        """Return the values of this thread."""
+        """Return a copy of the values of this thread, by name."""
         return dict(self.holder.__dict__)
 
     def put(self, value: dict[str, Any]) -> None:
-        """Set the values of this thread, and delete all others."""
+        """Set the values of this thread, and delete all others of this thread."""
         own = self.holder.__dict__
         own.clear()
         own.update(value)
 
 
-class Written:
+class LeafValues:
     """The values of a tensor, an array or a bytearray, as a container."""
 
     def __init__(self, holder: Any) -> None:
@@ -328,80 +350,86 @@ class Written:
     @classmethod
     def of(cls, holder: Any) -> Any:
         """Return the container of an object: the same container until the step ends."""
-        container = Settings.known.get(id(holder))
+        container = ObjectAttributes.by_object_id.get(id(holder))
         if container is None:
-            container = Settings.known[id(holder)] = cls(holder)
+            container = ObjectAttributes.by_object_id[id(holder)] = cls(holder)
         return container
 
     def get(self) -> dict[str, Any]:
-        """Return a copy of the values: the same copy until the object is written."""
-        new_state = state(self.holder, self._state)
+        """Return ``{"value": a copy of the values}``: the same copy until the object is written."""
+        new_state = read_state(self.holder, self._state)
         if not self._content or new_state is not self._state:
             self._state = new_state
-            self._content = {"value": _copied(self.holder)}
+            self._content = {"value": _copy_leaf(self.holder)}
         return dict(self._content)
 
     def put(self, value: dict[str, Any]) -> None:
-        """Write the values."""
+        """Write values, as `get` returns them, into the object."""
         assign(self.holder, value["value"])
-        self._state, self._content = state(self.holder), dict(value)
+        self._state, self._content = read_state(self.holder), dict(value)
 
 
-def _copied(leaf: Any) -> Any:
+def _copy_leaf(leaf: Any) -> Any:
+    """Return a copy of a tensor, outside the graph, or of another object."""
     if isinstance(leaf, torch.Tensor):
         return leaf.detach().clone()
     return copy.copy(leaf)
 
 
-def held(cell: Any) -> Any:
-    """Return the object that a container stands for; other containers themselves."""
-    if isinstance(cell, Settings | Local | Written):
-        return cell.holder
-    return cell
+def represented_object(container: Any) -> Any:
+    """Return the object that a container stands for; a list or dictionary stands for itself."""
+    if isinstance(container, ObjectAttributes | ThreadLocalValues | LeafValues):
+        return container.holder
+    return container
 
 
-def is_outside(value: Any) -> bool:
-    """Return whether a value is a module of another model, such as a teacher in a list."""
-    if not isinstance(value, torch.nn.Module) or id(value) in Settings.model:
+def is_module_of_other_model(value: Any) -> bool:
+    """Return whether a value is a module outside the followed model, such as a teacher in a list.
+
+    Modules of this library do not count.
+    """
+    if not isinstance(value, torch.nn.Module) or id(value) in ObjectAttributes.model_module_ids:
         return False
     return type(value).__module__.partition(".")[0] != "smdistributed"
 
 
-_OF_TORCH = frozenset(torch.nn.Module().__dict__)
-"""Attributes of a module that are torch's."""
+def has_plain_attributes(value: Any) -> bool:
+    """Return whether an object of an installed class has attributes, equal in all threads.
 
-
-def has_settings(value: Any) -> bool:
-    """Return whether an object of an installed class has attributes, equal in all threads."""
-    others = (*_LEAVES, threading.local, contextlib.AbstractContextManager)
+    Leaves and context managers do not count: the latter are scopes, and no configuration.
+    """
+    others = (*_LEAF_CLASSES, threading.local, contextlib.AbstractContextManager)
     return isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, others)
 
 
-def _nested(value: Any) -> list[Any]:
+def _parts_of_configuration(value: Any) -> list[Any]:
     """Return the parts of an object of an installed class that are searched for containers.
 
     They are parts of a configuration, and plain data.
     """
     if isinstance(value, dict):
         return list(dict.values(value))
-    is_collection = isinstance(value, collections.abc.Mapping | collections.abc.Sequence)
     collection_kinds = (dict, list, collections.abc.Mapping, collections.abc.Sequence)
+    is_collection = isinstance(value, collections.abc.Mapping | collections.abc.Sequence)
     parts = []
     for attribute in vars(value).values():
         if is_collection and isinstance(attribute, collection_kinds):
+            # A collection keeps its items in an attribute: they are its content.
             parts.append(attribute)
-        elif type(attribute) in BUILTIN:
+        elif type(attribute) in BUILTIN_CONTAINERS:
             # A writer has lists of files and of other writers. Such a list is left alone, as the
             # writer is.
             if _is_data(attribute):
                 parts.append(attribute)
-        elif has_settings(attribute) and _have_common_base(type(attribute), type(value)):
+        elif has_plain_attributes(attribute) and _have_common_base(type(attribute), type(value)):
             parts.append(attribute)
     return parts
 
 
 def _is_data(value: Any) -> bool:
-    """Return whether a container has only plain values, tensors, arrays and containers of these."""
+    """Return whether a builtin container has only plain values, tensors, arrays and builtin
+    containers of these, at any depth.
+    """
     visited: set[int] = set()
     to_visit = [value]
     while to_visit:
@@ -413,10 +441,10 @@ def _is_data(value: Any) -> bool:
             return False
         members = container.values() if isinstance(container, dict) else container
         kinds: set[Any] = set(map(type, members))
-        for kind in kinds - {*PLAIN, *BUILTIN}:
-            if not issubclass(kind, torch.Tensor) and not _is_array_kind(kind):
+        for kind in kinds - {*PLAIN_CLASSES, *BUILTIN_CONTAINERS}:
+            if not issubclass(kind, torch.Tensor) and not _is_array_class(kind):
                 return False
-        to_visit += [member for member in members if type(member) in BUILTIN]
+        to_visit += [member for member in members if type(member) in BUILTIN_CONTAINERS]
     return True
 
 
@@ -425,24 +453,30 @@ def _have_common_base(one: type, other: type) -> bool:
 
     ``object``, ``dict`` and ``list`` do not count.
     """
+    # The last class of a method resolution order is `object`.
     return any(base in one.__mro__ for base in other.__mro__[:-1] if base not in (dict, list))
 
 
-def content(cell: Any) -> Any:
-    """Return the present content of a container: a list or a dictionary."""
-    if isinstance(cell, Names | Settings | Local | Written):
-        return cell.get()
-    if isinstance(cell, _SEQUENCES):
-        return list(cell)
-    if isinstance(cell, set):
-        return dict.fromkeys(cell)
-    if isinstance(cell, dict):
-        return dict(dict.items(cell))  # the methods of a subclass may have effects
-    return _attributes(cell)
+def read_content(container: Any) -> Any:
+    """Return a copy of the present content of a container.
+
+    Returns:
+        A list for a list or a deque. A dictionary for all others: the items of a dictionary, the
+        members of a set as keys, or the attributes of an object by name.
+    """
+    if isinstance(container, Namespace | ObjectAttributes | ThreadLocalValues | LeafValues):
+        return container.get()
+    if isinstance(container, _SEQUENCES):
+        return list(container)
+    if isinstance(container, set):
+        return dict.fromkeys(container)
+    if isinstance(container, dict):
+        return dict(dict.items(container))  # the methods of a subclass may have effects
+    return _attributes(container)
 
 
-def same(one: Any, other: Any) -> bool:
-    """Return whether two contents have the same objects."""
+def has_same_items(one: Any, other: Any) -> bool:
+    """Return whether two contents have the same objects, in the same order, under equal keys."""
     if len(one) != len(other):
         return False
     if isinstance(one, list):
@@ -450,32 +484,33 @@ def same(one: Any, other: Any) -> bool:
     return all(map(operator.is_, one.values(), other.values())) and list(one) == list(other)
 
 
-def before(item: Any) -> Any:
-    """Return the version of a tensor, or the content of a container, for a later ``changed``."""
+def snapshot(item: Any) -> Any:
+    """Return the version of a tensor, or the content of a container, for a later `has_changed`."""
     if isinstance(item, torch.Tensor):
         return item._version  # noqa: SLF001
-    return content(item)
+    return read_content(item)
 
 
-def changed(item: Any, earlier: Any) -> bool:
-    """Return whether a tensor or a container was written since ``before`` returned ``earlier``."""
-    now = before(item)
+def has_changed(item: Any, earlier: Any) -> bool:
+    """Return whether a tensor or a container was written since `snapshot` returned ``earlier``."""
+    now = snapshot(item)
     if isinstance(item, torch.Tensor):
         return bool(now != earlier)
-    return not same(now, earlier)
+    return not has_same_items(now, earlier)
 
 
-def writable(leaf: Any) -> bool:
-    """Return whether ``assign`` can put the ``value`` of one leaf into another.
+def is_assignable(leaf: Any) -> bool:
+    """Return whether `assign` can put the `read_value` of one leaf into another.
 
     So it is for arrays and generators of random numbers.
     """
     kinds = (torch.Generator, random.Random, bytearray, array.array)
+    # Only numpy's generators have a bit generator.
     return isinstance(leaf, kinds) or hasattr(leaf, "bit_generator") or is_array(leaf)
 
 
-def value(leaf: Any) -> Any:
-    """Return the values of a writable leaf, or the state of a generator."""
+def read_value(leaf: Any) -> Any:
+    """Return a copy of an assignable array, or the state of a generator of random numbers."""
     if isinstance(leaf, torch.Generator):
         return leaf.get_state()
     if isinstance(leaf, random.Random):
@@ -485,52 +520,63 @@ def value(leaf: Any) -> Any:
     return copy.copy(leaf)
 
 
-def assign(cell: Any, value: Any) -> None:
-    """Put another content into a container, or another value into a writable leaf."""
-    if isinstance(cell, Names | Settings | Local | Written):
-        cell.put(value)
-    elif isinstance(cell, torch.Tensor):
+def assign(target: Any, value: Any) -> None:
+    """Write another content into a container, or another value into an assignable leaf, in place.
+
+    Args:
+        target: The container or the leaf.
+        value: A content as `read_content` returns it, or a value as `read_value` returns it.
+    """
+    if isinstance(target, Namespace | ObjectAttributes | ThreadLocalValues | LeafValues):
+        target.put(value)
+    elif isinstance(target, torch.Tensor):
         with torch.no_grad():
-            cell.copy_(value)
-    elif isinstance(cell, torch.Generator):
-        cell.set_state(value)
-    elif isinstance(cell, random.Random):
-        cell.setstate(value)
-    elif hasattr(cell, "bit_generator"):
-        cell.bit_generator.state = value
-    elif isinstance(cell, bytearray | array.array):
-        cell[:] = value
-    elif is_array(cell):
-        cell[...] = value
-    elif isinstance(cell, list):
-        cell[:] = value
-    elif isinstance(cell, collections.deque):
-        cell.clear()
-        cell.extend(value)
+            target.copy_(value)
+    elif isinstance(target, torch.Generator):
+        target.set_state(value)
+    elif isinstance(target, random.Random):
+        target.setstate(value)
+    elif hasattr(target, "bit_generator"):
+        target.bit_generator.state = value
+    elif isinstance(target, bytearray | array.array):
+        target[:] = value
+    elif is_array(target):
+        target[...] = value
+    elif isinstance(target, list):
+        target[:] = value
+    elif isinstance(target, collections.deque):
+        target.clear()
+        target.extend(value)
     else:
-        _assign_attributes(cell, value)
+        _assign_attributes(target, value)
 
 
-def _assign_attributes(cell: Any, value: Mapping[str, Any]) -> None:
-    """Replace the items of a dictionary or set, or the attributes of an object."""
-    if isinstance(cell, dict | set):
-        cell.clear()
-        cell.update(value)
+def _assign_attributes(target: Any, value: Mapping[str, Any]) -> None:
+    """Replace the items of a dictionary or set, or the attributes of an object, in place.
+
+    Args:
+        target: The dictionary, the set or the object.
+        value: The new items or attributes; all others are deleted.
+    """
+    if isinstance(target, dict | set):
+        target.clear()
+        target.update(value)
         return
-    kind: Any = type(cell)
-    slots = _slots(kind)
+    kind: Any = type(target)
+    slots = _names_of_slots(kind)
+    # object's own methods, because a frozen dataclass refuses to set attributes.
     for name in slots:
         if name in value:
-            object.__setattr__(cell, name, value[name])
-        elif hasattr(cell, name):
-            object.__delattr__(cell, name)
-    attributes = getattr(cell, "__dict__", {})
+            object.__setattr__(target, name, value[name])
+        elif hasattr(target, name):
+            object.__delattr__(target, name)
+    attributes = getattr(target, "__dict__", {})
     attributes.clear()
     attributes.update((name, item) for name, item in value.items() if name not in slots)
 
 
-def cells(value: Any, package: str = "") -> Iterator[Any]:
-    """Yield the containers in a value, each once.
+def find_containers(value: Any, package: str = "") -> Iterator[Any]:
+    """Yield the containers in a value, each once, with the value itself first.
 
     A copy of the value yields its own containers in the same order.
 
@@ -540,66 +586,77 @@ def cells(value: Any, package: str = "") -> Iterator[Any]:
             a log or a writer, only the plain attributes are a container. Empty: objects of all
             packages are treated alike.
     """
-    if type(value) in ATOMS:
+    if type(value) in EXACT_PLAIN_CLASSES:
         return
     visited: set[int] = set()
     # A stack of iterators: depth first, in the order of the items.
     to_visit = [iter([value])]
     while to_visit:
         item = next(to_visit[-1], to_visit)
-        if item is to_visit:
+        if item is to_visit:  # the iterator has ended
             to_visit.pop()
             continue
         kind: Any = type(item)
-        if kind in ATOMS or id(item) in visited or _is_array_kind(kind):
+        if kind in EXACT_PLAIN_CLASSES or id(item) in visited or _is_array_class(kind):
             continue
         visited.add(id(item))
-        if package and is_outside(item):
-            yield Settings.of(item)
-            own_attributes = [
-                attribute for name, attribute in vars(item).items() if name not in _OF_TORCH
-            ]
+        if package and is_module_of_other_model(item):
+            yield ObjectAttributes.of(item)
+            own_attributes = []
+            for name, attribute in vars(item).items():
+                if name not in _MODULE_ATTRIBUTES:
+                    own_attributes.append(attribute)
             to_visit.append(iter(own_attributes))
             to_visit.append(iter(list(vars(item)["_modules"].values())))
             continue
-        if isinstance(item, UNOPENED):
+        if isinstance(item, NEVER_SEARCHED):
             continue
-        if isinstance(item, Names):
+        if isinstance(item, Namespace):
             yield item
         elif isinstance(item, threading.local):
             # Among the arguments of a call it belongs to the caller's thread.
             if package:
-                yield Local.of(item)
-        elif package and kind not in BUILTIN and foreign(kind, package):
-            if has_settings(item):
-                yield Settings.of(item)
-                to_visit.append(iter(_nested(item)))
+                yield ThreadLocalValues.of(item)
+        elif package and kind not in BUILTIN_CONTAINERS and is_foreign(kind, package):
+            if has_plain_attributes(item):
+                yield ObjectAttributes.of(item)
+                to_visit.append(iter(_parts_of_configuration(item)))
         elif isinstance(item, tuple):
+            # No content of its own to write, but the items may be containers.
             to_visit.append(iter(item))
         elif isinstance(item, set):
             yield item
         elif isinstance(item, (*_SEQUENCES, dict)):
             yield item
-            members = list(items(content(item)))
-            if len(members) <= LARGE or not set(map(type, members)) <= _NOTHING_INSIDE:
+            members = list(items_of(read_content(item)))
+            # A large table of numbers has no containers: it is not searched one by one.
+            is_small = len(members) <= MOST_COMPARED_ITEMS
+            if is_small or not set(map(type, members)) <= _CLASSES_WITH_NOTHING_INSIDE:
                 to_visit.append(iter(members))
-        elif isinstance(getattr(item, "__dict__", None), dict) or _slots(kind):
+        elif isinstance(getattr(item, "__dict__", None), dict) or _names_of_slots(kind):
             yield item
             to_visit.append(iter(list(_attributes(item).values())))
 
 
-def leaves(value: Any, package: str) -> Iterator[Any]:
-    """Yield the leaves in a value: objects that are no containers and can be written in place."""
+def find_leaves(value: Any, package: str) -> Iterator[Any]:
+    """Yield the leaves in a value: objects that are no containers and can be written in place.
+
+    A leaf that is in several places comes several times.
+
+    Args:
+        value: The value.
+        package: As for `find_containers`.
+    """
     if is_leaf(value):
         yield value
-    for cell in cells(value, package):
-        members = list(items(content(cell)))
-        if isinstance(cell, Settings):
+    for container in find_containers(value, package):
+        members = list(items_of(read_content(container)))
+        if isinstance(container, ObjectAttributes):
             # The content of these has only plain attributes.
-            members = list(vars(cell.holder).values())
-            if isinstance(cell.holder, torch.nn.Module):
-                members += cell.holder._buffers.values()  # noqa: SLF001
-                members += cell.holder._parameters.values()  # noqa: SLF001
+            members = list(vars(container.holder).values())
+            if isinstance(container.holder, torch.nn.Module):
+                members += container.holder._buffers.values()  # noqa: SLF001
+                members += container.holder._parameters.values()  # noqa: SLF001
         for member in members:
             if is_leaf(member):
                 yield member
@@ -608,29 +665,33 @@ def leaves(value: Any, package: str) -> Iterator[Any]:
 def is_leaf(value: Any) -> bool:
     """Return whether a value is no container, and can be written in place."""
     kind: Any = type(value)
-    if kind in ATOMS:
+    if kind in EXACT_PLAIN_CLASSES:
         return False
-    if isinstance(value, _LEAVES) or is_array(value):
+    if isinstance(value, _LEAF_CLASSES) or is_array(value):
         return True
+    # Each read of a builtin iterator moves it on.
     if hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools"):
         return True
     return bool(kind.__module__.partition(".")[0] == "numpy")
 
 
 def is_array(value: Any) -> bool:
-    """Return whether a value is an array of numpy."""
+    """Return whether a value is an array of numpy, or of a subclass. numpy is not imported."""
     kind: Any = type(value)
-    return _is_array_kind(kind)
+    return _is_array_class(kind)
 
 
 @functools.lru_cache(4096)
-def _is_array_kind(kind: Any) -> bool:
+def _is_array_class(kind: Any) -> bool:
+    """Return whether a class is numpy's array or a subclass."""
     bases = [(base.__module__, base.__name__) for base in kind.__mro__]
     return ("numpy", "ndarray") in bases
 
 
-def state(leaf: Any, earlier: Any = None, limit: int | None = None) -> Any:
+def read_state(leaf: Any, earlier: Any = None, limit: int | None = None) -> Any:
     """Return the state of a leaf: another object after each write to the leaf.
+
+    The caller compares states by identity, and does not look into them.
 
     Args:
         leaf: The leaf.
@@ -641,7 +702,7 @@ def state(leaf: Any, earlier: Any = None, limit: int | None = None) -> Any:
         return _state_of_tensor(leaf, earlier, limit)
     if is_array(leaf):
         return _state_of_array(leaf, earlier, limit)
-    if is_buffer(leaf) and limit is not None and size(leaf) > limit:
+    if is_buffer(leaf) and limit is not None and size_in_bytes(leaf) > limit:
         return None
     now = _state_of_other(leaf)
     if earlier == now:
@@ -655,12 +716,13 @@ def is_buffer(leaf: Any) -> bool:
 
 
 def is_constant(values: Any) -> bool:
-    """Return whether an array is read-only, and no view of a writable one."""
+    """Return whether an array of numpy is read-only, and no view of another array."""
+    # Another array may be writable, and shares the memory.
     return is_array(values) and not values.flags.writeable and not is_array(values.base)
 
 
-def size(leaf: Any) -> int:
-    """Return the size of a tensor, an array or a bytearray in bytes."""
+def size_in_bytes(leaf: Any) -> int:
+    """Return the size in bytes of the values of a tensor, an array or a bytearray."""
     if isinstance(leaf, torch.Tensor):
         return leaf.numel() * leaf.element_size()
     if is_array(leaf):
@@ -669,12 +731,14 @@ def size(leaf: Any) -> int:
 
 
 def _state_of_tensor(tensor: torch.Tensor, earlier: Any, limit: int | None) -> Any:
-    """Return the version of a tensor, and a copy of its values.
+    """Return (version of a tensor, copy of its values), or ``earlier`` if that is the same state.
 
-    The copy is needed because torch does not count writes to a tensor's `data`.
+    The copy is needed because torch does not count writes to a tensor's `data`. It is None for a
+    tensor with values that cannot be compared, or with more bytes than the limit.
     """
     version = None if tensor.is_inference() else tensor._version  # noqa: SLF001
-    if not _has_values(tensor) or (limit is not None and size(tensor) > limit):
+    is_comparable = _has_comparable_values(tensor)
+    if not is_comparable or (limit is not None and size_in_bytes(tensor) > limit):
         now = (version, None)
         if earlier == now:
             return earlier
@@ -684,14 +748,18 @@ def _state_of_tensor(tensor: torch.Tensor, earlier: Any, limit: int | None) -> A
     return version, tensor.detach().clone()
 
 
-def _has_values(tensor: torch.Tensor) -> bool:
-    """Return whether the values of a tensor can be compared."""
+def _has_comparable_values(tensor: torch.Tensor) -> bool:
+    """Return whether the values of a tensor can be compared bit by bit.
+
+    A tensor that requires a gradient is written by torch, which counts the writes.
+    """
     if tensor.requires_grad or tensor.is_meta or tensor.is_quantized:
         return False
     return tensor.layout is torch.strided and not is_traceable_wrapper_subclass(tensor)
 
 
-_OF_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_INTEGER_TYPE_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Bytes of an element -> a type of integers with as many bytes."""
 
 
 def _are_same_bits(one: torch.Tensor, other: torch.Tensor | None) -> bool:
@@ -702,19 +770,23 @@ def _are_same_bits(one: torch.Tensor, other: torch.Tensor | None) -> bool:
     if one.is_complex():
         one = torch.view_as_real(one.resolve_conj())
         other = torch.view_as_real(other.resolve_conj())
-    integers = _OF_WIDTH[one.element_size()]
+    # As integers, because torch finds a NaN different from itself.
+    integers = _INTEGER_TYPE_OF_SIZE[one.element_size()]
     return torch.equal(one.view(integers), other.view(integers))
 
 
 def _state_of_array(values: Any, earlier: Any, limit: int | None) -> Any:
-    """Return the shape and type of an array of numpy, and a copy of its values."""
+    """Return ((shape, type), copy of the values) of an array of numpy, or ``earlier`` if that is
+    the same state. None for an array that is constant, or has more bytes than the limit.
+    """
     if is_constant(values) or (limit is not None and values.nbytes > limit):
         return None
     numpy = sys.modules["numpy"]
     kind = values.shape, values.dtype
     if values.dtype.hasobject:
+        # The bytes of such an array are addresses: the objects are compared by identity.
         objects = list(values.flat)
-        if earlier is not None and earlier[0] == kind and same(earlier[1], objects):
+        if earlier is not None and earlier[0] == kind and has_same_items(earlier[1], objects):
             return earlier
         return kind, objects
     octets = numpy.ascontiguousarray(values).reshape(-1).view(numpy.uint8)
@@ -724,9 +796,13 @@ def _state_of_array(values: Any, earlier: Any, limit: int | None) -> Any:
 
 
 def _state_of_other(leaf: Any) -> Any:
-    """Return the state of a leaf that is no tensor and no array. Equal states: not written."""
+    """Return the state of a leaf that is no tensor and no array.
+
+    Two states are equal if the leaf was not written between. None for an object without a state
+    that can be read.
+    """
     if isinstance(leaf, types.FunctionType):
-        return [*map(_mark, (*vars(leaf).values(), *enclosed(leaf)))]
+        return [*map(_identity_of, (*vars(leaf).values(), *read_closure(leaf)))]
     if isinstance(leaf, torch.Generator):
         return leaf.get_state().tolist()
     if isinstance(leaf, random.Random):
@@ -735,9 +811,9 @@ def _state_of_other(leaf: Any) -> Any:
         return repr(leaf)
     if isinstance(leaf, types.GeneratorType):
         frame = leaf.gi_frame
-        if frame is None:
+        if frame is None:  # the generator has ended
             return None
-        return frame.f_lasti, [*map(_mark, frame.f_locals.values())]
+        return frame.f_lasti, [*map(_identity_of, frame.f_locals.values())]
     if hasattr(type(leaf), "__next__"):
         if hasattr(leaf, "__length_hint__"):
             return operator.length_hint(leaf, -1)
@@ -750,15 +826,18 @@ def _state_of_other(leaf: Any) -> Any:
         return None
 
 
-def _mark(item: Any) -> Any:
-    """Return a plain value itself, and the ``id()`` of an object."""
+def _identity_of(item: Any) -> Any:
+    """Return a number or a text itself, and the ``id()`` of another object."""
     if isinstance(item, int | float | str):
         return item
     return id(item)
 
 
-def enclosed(function: Any) -> list[Any]:
-    """Return the values of the variables of outer functions that a function uses."""
+def read_closure(function: Any) -> list[Any]:
+    """Return the values of the variables of outer functions that a function uses.
+
+    Variables without a value are left out. Empty for an object that is no function.
+    """
     values = []
     for cell in getattr(function, "__closure__", None) or ():
         with contextlib.suppress(ValueError):  # not set yet
@@ -766,36 +845,45 @@ def enclosed(function: Any) -> list[Any]:
     return values
 
 
-def items(value: Any) -> Any:
-    """Return the items of a content."""
-    if isinstance(value, list):
-        return value
-    return value.values()
+def items_of(content: Any) -> Any:
+    """Return the items of a content: a list itself, or the values of a dictionary."""
+    if isinstance(content, list):
+        return content
+    return content.values()
 
 
 @functools.lru_cache(4096)
-def foreign(kind: Any, package: str) -> bool:
+def is_foreign(kind: Any, package: str) -> bool:
     """Return whether a class is of an installed package, and not of the given one.
 
     Builtin classes and those of the standard library are foreign, too.
+
+    Args:
+        kind: The class.
+        package: Name of a top-level package; empty: none.
     """
     if kind.__module__.partition(".")[0] == package:
         return False
+    # The script that runs: its package has no name.
     if kind.__module__ == "__main__":
         return False
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     if not file:
         return True
-    return "site-packages" in file or "dist-packages" in file or file.startswith(_STDLIB)
+    return "site-packages" in file or "dist-packages" in file or file.startswith(_STDLIB_DIRECTORY)
 
 
 @functools.lru_cache(4096)
-def _slots(kind: Any) -> tuple[str, ...]:
-    """Return the names of the attributes of a class that are in ``__slots__``."""
+def _names_of_slots(kind: Any) -> tuple[str, ...]:
+    """Return the names of the attributes of a class that are in ``__slots__``.
+
+    The slots of its bases are included. A private name is mangled, as Python does:
+    ``_Layer__cache`` for ``__cache`` of a class ``Layer``.
+    """
     slots = []
     for base in kind.__mro__:
         names = base.__dict__.get("__slots__", ())
-        if isinstance(names, str):
+        if isinstance(names, str):  # a single slot may be a text
             names = (names,)
         for name in names:
             if name in ("__dict__", "__weakref__"):
@@ -807,10 +895,13 @@ def _slots(kind: Any) -> tuple[str, ...]:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """Return the attributes of an object, those in ``__slots__`` included."""
+    """Return a copy of the attributes of an object by name, those in ``__slots__`` included.
+
+    Slots without a value are left out.
+    """
     attributes = dict(getattr(value, "__dict__", {}))
     kind: Any = type(value)
-    for name in _slots(kind):
+    for name in _names_of_slots(kind):
         if hasattr(value, name):
             attributes[name] = getattr(value, name)
     return attributes

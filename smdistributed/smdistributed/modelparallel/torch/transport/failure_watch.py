@@ -40,15 +40,23 @@ from .connect import exactly
 GRACE = 3.0
 """Seconds in which a rank may end by its own exception before its process is ended."""
 
-LOOK = 5.0
+LOOK_SECONDS = 5.0
 """Seconds after which a rank that is still in the same call asks for the calls of the others."""
 
-LONGEST_LOOK = 60.0
+LONGEST_LOOK_SECONDS = 60.0
 """Longest time in seconds between two such requests, because a step may be long."""
 
 _SIZE = struct.Struct("<I")
-_LONGEST = 1 << 16
+"""The size of a message in bytes, which stands before it."""
+
+_LONGEST_MESSAGE = 1 << 16
+"""Largest size of a message in bytes. A longer one is not from a rank of this job."""
+
 _LONGEST_REASON = 2000
+"""Characters of a cause that are sent."""
+
+_FLUSH_SECONDS = 1.0
+"""Seconds that the end of the process waits for its output to be written."""
 
 
 class Failure(NamedTuple):
@@ -64,7 +72,11 @@ class Failure(NamedTuple):
 
 
 class Watch:
-    """The watch of one rank.
+    """The watch of one rank: a thread that reads the messages of other ranks.
+
+    A message is a JSON object with one of these keys: "failed" (a rank, with the "reason"), "over"
+    (a rank with a script that is over), "farewell" (the rank that ends), "calls" (a report, with
+    "asks": whether others shall report, too) and "report" (a request for a report).
 
     Attributes:
         failure: The first failure of another rank that this rank has heard of, or None.
@@ -92,11 +104,11 @@ class Watch:
         self.rank, self.name, self.grace, self.calls = rank, name, grace, calls
         self._reports: dict[int, Report] = {}
         self._requested_at = -math.inf  # time of the last request for reports
-        self._call_since, self._patience = 0.0, LOOK
+        self._call_since, self._patience = 0.0, LOOK_SECONDS
         self.failure: Failure | None = None
         self.over: int | None = None
         self._has_failure = threading.Event()  # `failure` is set
-        self._alone = threading.Event()  # on rank 0: no other rank is left, or the job fails
+        self._may_end = threading.Event()  # on rank 0: no other rank is left, or the job fails
         self._has_heard_failure = False
         self._has_left = False
         self._own_failure: str | None = None
@@ -104,7 +116,7 @@ class Watch:
         self._lock = threading.Lock()
         self._sockets = dict(connections)
         if not self._sockets:
-            self._alone.set()
+            self._may_end.set()
         self._thread = threading.Thread(target=self._run, name="smp-watch", daemon=True)
         self._thread.start()
 
@@ -119,10 +131,10 @@ class Watch:
             rank: Global rank that failed; None: this rank.
         """
         if self._own_failure is not None:
-            return
+            return  # told already
         self._own_failure = reason
         rank = self.rank if rank is None else rank
-        self._tell({"failed": rank, "reason": reason[:_LONGEST_REASON]})
+        self._send_to_peers({"failed": rank, "reason": reason[:_LONGEST_REASON]})
         late = (
             f"what runs at the end of its process had not ended {self.grace:g} s after its failure"
         )
@@ -134,12 +146,20 @@ class Watch:
         return self._own_failure is not None or self._has_heard_failure
 
     def wait_for_failure(self, seconds: float) -> Failure | None:
-        """Wait for the failure of another rank, and return it; None after some seconds."""
+        """Wait for the failure of another rank, and return it.
+
+        Args:
+            seconds: The longest wait. None is returned after it.
+        """
         self._has_failure.wait(seconds)
         return self.failure
 
     def say(self, line: str) -> None:
-        """Print the reason for which this rank ends, once."""
+        """Print the reason for which this rank ends to standard error, once in this process.
+
+        Args:
+            line: The reason, in one line.
+        """
         with self._lock:
             if self._has_printed:
                 return
@@ -149,20 +169,21 @@ class Watch:
             sys.stderr.flush()
 
     def leave(self) -> None:
-        """Send a farewell at the end of this process; rank 0 waits for the others first.
+        """Send a farewell at the end of this process, and end all connections.
 
-        Ends the process with status 1 if another rank has failed.
+        Rank 0 waits for the others first, without limit: its process has the job's store. The
+        process ends with status 1 if another rank has failed.
         """
         if self._has_left:
             return
         self._has_left = True
         if self._own_failure is None:
             if self.rank == 0:
-                self._tell({"over": 0})
-                self._alone.wait()
+                self._send_to_peers({"over": 0})
+                self._may_end.wait()
             if self.failure is not None:
-                self._end(self.words(self.failure))
-            self._tell({"farewell": self.rank})
+                self._end_process(self.words(self.failure))
+            self._send_to_peers({"farewell": self.rank})
         for connection in list(self._sockets.values()):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
@@ -172,11 +193,19 @@ class Watch:
         """Return a failure in one line."""
         return f"{self.name(failure.rank)} failed: {failure.reason}"
 
-    def _tell(self, message: Mapping[str, Any], except_peer: int | None = None) -> None:
-        """Send a message to rank 0; on rank 0 to all other ranks but one."""
+    def _send_to_peers(self, message: Mapping[str, Any], except_peer: int | None = None) -> None:
+        """Send a message to rank 0; on rank 0 to all other ranks but one.
+
+        A peer that is gone is passed over.
+
+        Args:
+            message: What JSON can write.
+            except_peer: Global rank that does not get the message; None: all get it.
+        """
         data = json.dumps(message).encode()
         for peer, connection in list(self._sockets.items()):
             if peer != except_peer:
+                # Several threads send: one message must not be cut by another.
                 with contextlib.suppress(OSError), self._lock:
                     connection.sendall(_SIZE.pack(len(data)) + data)
 
@@ -186,7 +215,7 @@ class Watch:
         for other, connection in self._sockets.items():
             selector.register(connection, selectors.EVENT_READ, other)
         while selector.get_map():
-            ready = selector.select(LOOK)
+            ready = selector.select(LOOK_SECONDS)
             if not ready:
                 # Only the ranks that have answered. Others may run code that holds the lock of
                 # their interpreter.
@@ -195,29 +224,39 @@ class Watch:
             for key, _ in ready:
                 peer: int = key.data
                 message = _receive(self._sockets[peer])
-                if message is not None and self._handle(peer, message):
+                if message is not None and self._handle_message(peer, message):
                     continue
                 # A farewell, or the end of the connection.
                 selector.unregister(key.fileobj)
                 self._sockets.pop(peer)
                 if message is not None and "farewell" in message:
-                    self._note_end(peer)
+                    self._record_script_over(peer)
                 if message is None and not self._has_left and self._own_failure is None:
-                    self._note(peer, "it was killed, or its host or connection was lost", peer)
+                    self._record_failure(
+                        peer, "it was killed, or its host or connection was lost", peer
+                    )
                 if not self._sockets:
-                    self._alone.set()
+                    self._may_end.set()
         selector.close()
 
-    def _handle(self, peer: int, message: Mapping[str, Any]) -> bool:
-        """Handle a message; return whether more may come from the peer."""
+    def _handle_message(self, peer: int, message: Mapping[str, Any]) -> bool:
+        """Handle a message.
+
+        Args:
+            peer: Global rank that sent it.
+            message: The message.
+
+        Returns:
+            Whether more messages may come from the peer: not after a farewell.
+        """
         if "failed" in message:
-            self._note(int(message["failed"]), str(message["reason"]), peer)
+            self._record_failure(int(message["failed"]), str(message["reason"]), peer)
         elif "calls" in message:
             if message["asks"]:
                 self._request_reports()
             self._take_report(peer, Report.from_json(message["calls"]))
         elif "over" in message:
-            self._note_end(int(message["over"]))
+            self._record_script_over(int(message["over"]))
         elif "report" in message:
             self._report_calls(asks=False)
         else:
@@ -225,9 +264,9 @@ class Watch:
         return True
 
     def _look_at_own_call(self) -> None:
-        """Ask all ranks for their calls if this rank stays in the same call.
+        """Ask all ranks, by way of rank 0, for their calls if this rank stays in the same call.
 
-        The first request is after `LOOK` seconds, the next after twice that time, and so on.
+        The first request is after `LOOK_SECONDS`, the next after twice that time, and so on.
         """
         if self.calls is None:
             return
@@ -235,9 +274,9 @@ class Watch:
         if since is None or self.failed:
             return
         if since != self._call_since:
-            self._call_since, self._patience = since, LOOK
+            self._call_since, self._patience = since, LOOK_SECONDS
         if time.monotonic() - since >= self._patience:
-            self._patience = min(2 * self._patience, self._patience + LONGEST_LOOK)
+            self._patience = min(2 * self._patience, self._patience + LONGEST_LOOK_SECONDS)
             self._report_calls(asks=True)
 
     def _report_calls(self, *, asks: bool) -> None:
@@ -250,51 +289,56 @@ class Watch:
             return
         report = self.calls.report()
         if self.rank != 0:
-            self._tell({"calls": report.as_json(), "asks": asks})
+            self._send_to_peers({"calls": report.as_json(), "asks": asks})
             return
         if asks:
             self._request_reports()
         self._take_report(0, report)
 
     def _request_reports(self) -> None:
-        """On rank 0: ask every rank for its calls, unless this was done within `LOOK` seconds."""
+        """On rank 0: ask every rank for its calls, unless it did within `LOOK_SECONDS`."""
         now = time.monotonic()
-        if self.calls is None or now - self._requested_at < LOOK:
+        if self.calls is None or now - self._requested_at < LOOK_SECONDS:
             return
         self._requested_at = now
         self._reports = {0: self.calls.report()}
-        self._tell({"report": True})
+        self._send_to_peers({"report": True})
 
     def _take_report(self, rank: int, report: Report) -> None:
-        """On rank 0: store the report of a rank, and compare when all ranks have answered."""
+        """On rank 0: store the report of a rank, and compare when all ranks have answered.
+
+        Ranks that have ended do not answer, and are not waited for.
+        """
         self._reports[rank] = report
         if self._reports.keys() >= {0, *self._sockets}:
             self._compare_reports()
 
     def _compare_reports(self) -> None:
-        """End the job if two ranks can never go on."""
+        """On rank 0: compare the reports that are here, and end the job if two ranks can never go
+        on. The reports are dropped.
+        """
         reports, self._reports = self._reports, {}
         difference = first_difference(reports)
         if difference is not None and not self.failed:
-            self._note(difference.rank, difference.words, origin=0)
+            self._record_failure(difference.rank, difference.words, origin=0)
 
-    def _note_end(self, rank: int) -> None:
-        """Record that the script of a rank is over; rank 0 tells the others."""
+    def _record_script_over(self, rank: int) -> None:
+        """Record the first rank with a script that is over; rank 0 tells the others."""
         if self.over is None:
             self.over = rank
         if self.rank == 0:
-            self._tell({"over": rank}, except_peer=rank)
+            self._send_to_peers({"over": rank}, except_peer=rank)
 
-    def _note(self, rank: int, reason: str, origin: int) -> None:
+    def _record_failure(self, rank: int, reason: str, origin: int) -> None:
         """Record a failure, pass it on, and end this process after the grace period.
 
         Args:
             rank: Global rank that failed.
             reason: The cause, in one line.
-            origin: The rank that sent the message.
+            origin: The rank that sent the message: it knows already.
         """
         if self.rank == 0:
-            self._tell({"failed": rank, "reason": reason}, except_peer=origin)
+            self._send_to_peers({"failed": rank, "reason": reason}, except_peer=origin)
         if self._has_heard_failure or self._own_failure is not None:
             return
         self._has_heard_failure = True
@@ -304,28 +348,40 @@ class Watch:
         if rank != self.rank:
             self.failure = failure
             self._has_failure.set()
-        self._alone.set()
+        self._may_end.set()
         self._after_grace(self.words(failure))
 
     def _after_grace(self, line: str) -> None:
-        """End this process after the grace period, from a thread of its own."""
-        ender = threading.Timer(self.grace, self._end, [line])
+        """End this process with status 1 after the grace period, from a thread of its own.
+
+        Args:
+            line: The reason to print.
+        """
+        ender = threading.Timer(self.grace, self._end_process, [line])
         ender.daemon = True
         ender.start()
 
-    def _end(self, line: str) -> None:
+    def _end_process(self, line: str) -> None:
+        """Print the reason, and end this process with status 1, without its exit functions.
+
+        A collective or a computation would let no exception through.
+        """
         self.say(line)
+        # From another thread, because the main thread may hold the lock of its output for ever.
         flusher = threading.Thread(target=_flush, daemon=True)
         flusher.start()
-        flusher.join(1)  # the main thread may hold the lock of its output
+        flusher.join(_FLUSH_SECONDS)
         os._exit(1)
 
 
 def _receive(connection: socket.socket) -> dict[str, Any] | None:
-    """Read a message; None at the end of the connection, and for an invalid message."""
+    """Read a message, and return it: a JSON object.
+
+    None at the end of the connection, and for an invalid message.
+    """
     try:
         (size,) = _SIZE.unpack(exactly(connection, _SIZE.size))
-        if size > _LONGEST:
+        if size > _LONGEST_MESSAGE:
             return None
         message = json.loads(exactly(connection, size))
     except (OSError, ValueError):
@@ -336,6 +392,7 @@ def _receive(connection: socket.socket) -> dict[str, Any] | None:
 
 
 def _flush() -> None:
+    """Write the buffered output of this process. A closed output is passed over."""
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()

@@ -74,7 +74,7 @@ class Inbox(Generic[T]):
             self._begun: set[int] = set()
 
     def add(self, source: Source[T], name: str) -> None:
-        """Begin to read from a source.
+        """Begin to read from a source, in the thread that waits or in a reader thread.
 
         Args:
             source: The connection.
@@ -113,6 +113,7 @@ class Inbox(Generic[T]):
         if self._items.empty():
             end = None if timeout is None else time.monotonic() + timeout
             try:
+                # From now on this thread reads: the bell is off, so no arrival wakes the reader.
                 self._waiting = True
                 self._bell.modify(self._arrivals, 0)
                 with self._changed:
@@ -121,12 +122,15 @@ class Inbox(Generic[T]):
             finally:
                 self._waiting = False
                 self._arm_bell()
+                # The rest of such a message is in this process already: no arrival rings for it.
                 if self._begun:
                     os.eventfd_write(self._nudge, 1)
         return self._items.get_nowait()
 
     def wait_for_end(self, sources: Collection[int], seconds: float) -> None:
         """Wait until sources that were shut down have been read to their end.
+
+        Returns without an error after the longest wait, too.
 
         Args:
             sources: File descriptors of the sources.
@@ -144,6 +148,7 @@ class Inbox(Generic[T]):
                     os.eventfd_write(self._nudge, 1)
 
     def _start(self, thread: threading.Thread) -> None:
+        """Start a reader thread."""
         self._threads.append(thread)
         thread.start()
 
@@ -153,6 +158,8 @@ class Inbox(Generic[T]):
 
     def _ready(self, end: float | None) -> Collection[int]:
         """Wait for messages, and return the file descriptors of their sources.
+
+        Polls for `SPIN_SECONDS`, and sleeps after that.
 
         Args:
             end: Time at which the wait ends, as of `time.monotonic`; None: never.
@@ -176,30 +183,44 @@ class Inbox(Generic[T]):
         return [number for number, _ in ready]
 
     def _take(self, ready: Collection[int]) -> None:
-        """Read one message of each source."""
+        """Read one message of each source, and add it to the inbox.
+
+        A source without more messages is forgotten, also after an error of its `read`.
+
+        Args:
+            ready: File descriptors of sources with a message.
+        """
         for number in ready:
             source = self._sources[number]
-            more = False
+            has_more = False
             try:
-                item, more = source.read()
+                item, has_more = source.read()
                 if item is not None:
                     self._items.put(item)
             finally:
-                if more and source.buffered():
+                if has_more and source.buffered():
                     self._begun.add(number)
                 else:
                     self._begun.discard(number)
-                if not more:
+                if not has_more:
                     self._arrivals.unregister(number)
                     self._forget(number)
 
     def _forget(self, number: int) -> None:
+        """Remove a source that has ended, and wake `wait_for_end`.
+
+        Args:
+            number: File descriptor of the source.
+        """
         with self._changed:
             del self._sources[number]
             self._changed.notify_all()
 
     def _read_all(self) -> None:
-        """Read whenever no other thread waits for messages. The body of the reader thread."""
+        """Read when no other thread waits for messages. The body of the reader thread.
+
+        It ends with the last source.
+        """
         while self._sources:
             self._bell.poll()
             with self._changed:
@@ -213,9 +234,9 @@ class Inbox(Generic[T]):
 
     def _read_one(self, source: Source[T]) -> None:
         """Read a source to its end. The body of the source's own thread."""
-        number, more = source.fileno(), True
-        while more:
-            item, more = source.read()
+        number, has_more = source.fileno(), True
+        while has_more:
+            item, has_more = source.read()
             if item is not None:
                 self._items.put(item)
         self._forget(number)

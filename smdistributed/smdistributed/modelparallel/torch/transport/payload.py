@@ -58,7 +58,10 @@ class GroupPayload:
         self._begin()
 
     def _begin(self) -> None:
-        """Use each communicator once, in the same order on both its ranks."""
+        """Use each communicator once, in the same order on both its ranks, and wait for the end.
+
+        The first use makes the connections, and would otherwise wait in the middle of a step.
+        """
         with self._on_device():
             token = torch.zeros(1, dtype=torch.uint8, device=self.device)
             for (source, target), group in self._groups.items():
@@ -70,12 +73,16 @@ class GroupPayload:
                 torch.cuda.synchronize(self.device)
 
     def carries(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor goes this way."""
+        """Return whether a tensor goes this way: it is on the device of this rank."""
         return tensor.device == self.device
 
     def send(self, peer: int, tensors: Sequence[torch.Tensor]) -> None:
-        """Launch the sends of tensors that fill their memory, after what the
-        current stream has to do for them.
+        """Launch the sends of tensors, after the work of the current stream. Nothing is waited for.
+
+        Args:
+            peer: Rank of the receiver in the pipeline.
+            tensors: Tensors that fill their memory, on this rank's device. Their memory is kept
+                until the sends are completed.
         """
         target = self.members[peer]
         # The memory of a send must live until the send is completed.
@@ -92,7 +99,16 @@ class GroupPayload:
         peer: int,
         descriptions: Sequence[tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None]],
     ) -> list[torch.Tensor]:
-        """Post the receives of a header; called by the reader thread of that peer."""
+        """Post the receives of a header, and return the tensors, which are not here yet.
+
+        The reader thread of that peer calls this, in the order of the headers. `arrived` waits for
+        a tensor.
+
+        Args:
+            peer: Rank of the sender in the pipeline.
+            descriptions: (type, shape, strides) of each tensor; the strides are None for a
+                contiguous one.
+        """
         source = self.members[peer]
         received = []
         with (
@@ -127,12 +143,13 @@ class GroupPayload:
                         tensor.record_stream(torch.cuda.current_stream())
 
     def close(self) -> None:
-        """Let the communicators go."""
+        """Free the communicators, and the memory of sends that are not completed."""
         self._sent.clear()
         self._groups.clear()
 
     @contextlib.contextmanager
     def _on_device(self) -> Iterator[None]:
+        """Make this rank's GPU the current one within a block; on a CPU change nothing."""
         with (
             torch.cuda.device(self.device) if self._aside is not None else contextlib.nullcontext()
         ):

@@ -31,8 +31,10 @@ _CONTAINERS = (
     collections.UserDict,
     collections.UserList,
 )
-_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device})
-_OPEN = frozenset({list, tuple, dict, set})
+_CLASSES_WITHOUT_TENSORS = frozenset(
+    {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device}
+)
+_PLAIN_CONTAINERS = frozenset({list, tuple, dict, set})
 
 
 class Tree(NamedTuple):
@@ -56,12 +58,15 @@ class Tree(NamedTuple):
         return Tree, (self.data,)
 
 
+_NOTHING = "nothing"
+"""Stands for an object that is left out where tensors are only collected."""
+
 _SINGLE_TENSOR = Tree(None)
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
-def _mark(tensor: torch.Tensor) -> tuple[type[torch.Tensor], dict[str, Any]] | None:
-    """Return the class and the public attributes of a tensor, if it is more than a plain tensor.
+def _class_and_attributes(tensor: torch.Tensor) -> tuple[type[torch.Tensor], dict[str, Any]] | None:
+    """Return the class and the public attributes that the receiver must give to a tensor.
 
     A class with ``__torch_dispatch__`` is treated as a plain tensor: its inner tensors are unknown.
 
@@ -89,7 +94,7 @@ class _Pickler(pickle.Pickler):
 
     Attributes:
         tensors: The tensors, in the order of their numbers.
-        places: ``id()`` of a tensor -> its number.
+        number_by_id: ``id()`` of a tensor -> its number.
         names: ``id()`` of an object that the receiver has -> its name.
         only_finds: Whether the tensors are collected, and the pickled value is not used.
     """
@@ -99,24 +104,33 @@ class _Pickler(pickle.Pickler):
     ) -> None:
         super().__init__(stream, 5, buffer_callback=(lambda _: None) if only_finds else None)
         self.tensors: list[torch.Tensor] = []
-        self.places: dict[int, int] = {}
+        self.number_by_id: dict[int, int] = {}
         self.names, self.only_finds = names, only_finds
 
     def persistent_id(self, value: Any) -> Any:
+        """Return what stands for an object in the pickled value; None: pickle takes the object.
+
+        Returns:
+            The name of an object that the receiver has. The number of a tensor, or (number, class,
+            attributes) if it is more than a plain tensor.
+
+        Raises:
+            TypeError: The object cannot be sent; not raised where tensors are only collected.
+        """
         # Hot: called for each object in the value.
         kind: Any = type(value)
-        if kind in _PLAIN:
+        if kind in _CLASSES_WITHOUT_TENSORS:
             return None
         if self.names and id(value) in self.names:
             return self.names[id(value)]
-        if kind in _OPEN:
+        if kind in _PLAIN_CONTAINERS:
             return None
         if isinstance(value, torch.Tensor):
-            if id(value) in self.places:
-                return self.places[id(value)]
-            self.places[id(value)] = place = len(self.tensors)
+            if id(value) in self.number_by_id:
+                return self.number_by_id[id(value)]
+            self.number_by_id[id(value)] = place = len(self.tensors)
             self.tensors.append(value)
-            mark = _mark(value)
+            mark = _class_and_attributes(value)
             if mark is None:
                 return place
             return (place, *mark)
@@ -129,6 +143,10 @@ class _Pickler(pickle.Pickler):
         return None
 
     def reducer_override(self, value: Any) -> Any:
+        """Return how pickle takes an object apart, as ``object.__reduce_ex__`` does.
+
+        NotImplemented: as pickle does by itself.
+        """
         if not self.only_finds or value is int:
             return NotImplemented
         # To find tensors, classes and functions are skipped, and so are objects that pickle
@@ -144,7 +162,7 @@ class _Pickler(pickle.Pickler):
         """Raise an error, or leave an object out where tensors are only collected."""
         if not self.only_finds:
             raise TypeError(reason)
-        return "nothing"
+        return _NOTHING
 
 
 class _Unpickler(pickle.Unpickler):
@@ -159,6 +177,10 @@ class _Unpickler(pickle.Unpickler):
         self.tensors, self.own_object = list(tensors), own_object
 
     def persistent_load(self, place: Any) -> Any:
+        """Return the object for what `_Pickler.persistent_id` has returned.
+
+        A tensor that is more than a plain tensor gets its class and its attributes first.
+        """
         if isinstance(place, tuple) and isinstance(place[0], int):
             number, kind, attributes = place
             tensor = self.tensors[number]
@@ -186,7 +208,11 @@ def flatten(value: Any, names: Mapping[int, Any] | None = None) -> tuple[Tree, l
         The value without tensors, and the tensors. An error of pickle is stored in the tree.
     """
     names = names or {}
-    if isinstance(value, torch.Tensor) and _mark(value) is None and id(value) not in names:
+    if (
+        isinstance(value, torch.Tensor)
+        and _class_and_attributes(value) is None
+        and id(value) not in names
+    ):
         return _SINGLE_TENSOR, [value]
     stream = io.BytesIO()
     pickler = _Pickler(stream, names)
@@ -218,23 +244,33 @@ def unflatten(
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Return the tensors in a value, each once, without parameters and buffers of modules."""
+    """Return the tensors in a value, each once, without parameters and buffers of modules.
+
+    Objects that pickle refuses are passed over.
+    """
     pickler = _Pickler(io.BytesIO(), {}, only_finds=True)
+    # An error ends the search: the tensors that were found count.
     with contextlib.suppress(Exception):
         pickler.dump(value)
     return pickler.tensors
 
 
-def mapped(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
-    """Apply a function to each tensor in a nested value, and return a copy with the results.
+def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    """Return a copy of a nested value, with the result of a function in the place of each tensor.
 
-    Objects without tensors are not copied.
+    Objects without tensors are not copied. Tensors in an object that is more than a container
+    stay as they are.
+
+    Args:
+        function: Gets a tensor.
+        value: The value.
     """
 
     def map_leaf(leaf: Any) -> Any:
+        """Return a leaf of the tree that torch knows, with its tensors replaced."""
         if isinstance(leaf, torch.Tensor):
             return function(leaf)
-        if not opens(type(leaf)):
+        if not is_only_a_container(type(leaf)):
             return leaf
         tensors = tensors_in(leaf)
         if not tensors:
@@ -246,7 +282,7 @@ def mapped(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
     return pytree.tree_map(map_leaf, value)
 
 
-def opens(kind: Any) -> bool:
+def is_only_a_container(kind: Any) -> bool:
     """Return whether a class only holds its items, so that a copy can replace an object."""
     return dataclasses.is_dataclass(kind) or issubclass(kind, _CONTAINERS) or is_cache_class(kind)
 

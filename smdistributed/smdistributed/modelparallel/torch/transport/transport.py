@@ -96,8 +96,8 @@ class Transport:
     """One link: connections with all other ranks of a group.
 
     Attributes:
-        me: Rank of this process in the group.
-        n: Number of ranks of the group.
+        rank: Rank of this process in the group, from 0.
+        size: Number of ranks of the group.
         members: Global ranks of the group.
         kind: Name for a rank of the group, such as "pp_rank".
         inbox: Messages of all peers, in the order in which they arrived.
@@ -125,7 +125,7 @@ class Transport:
             device: This rank's GPU.
         """
         self.members, self.kind = tuple(group.members), group.kind
-        self.me, self.n = self.members.index(group.rank), len(self.members)
+        self.rank, self.size = self.members.index(group.rank), len(self.members)
         if inbox is None:
             # With a payload each peer has a reader thread: a receive must be posted as soon as its
             # header is here, even while this rank computes.
@@ -148,7 +148,7 @@ class Transport:
         """Send a message. Only one thread may send at a time.
 
         Args:
-            peer: Rank in the group, not `me`.
+            peer: Rank in the group, not `rank`.
             message: Any object that can be pickled.
             tensors: Dense tensors; None for a missing one.
 
@@ -197,7 +197,7 @@ class Transport:
         self.bytes_sent += total
 
     def close(self) -> None:
-        """End all connections and reader threads."""
+        """End all connections and reader threads, and the payload. Messages in the inbox stay."""
         self.closed = True
         for connection in self._sockets.values():
             with contextlib.suppress(OSError):
@@ -209,19 +209,24 @@ class Transport:
             self.payload.close()
 
     def arrived(self, tensors: Sequence[torch.Tensor | None]) -> None:
-        """Make received tensors ready for use in the present thread."""
+        """Make received tensors ready for use in the present thread: its stream waits for them."""
         if self.payload is not None:
             self.payload.arrived(tensors)
 
     def tensors(
         self, peer: int, stream: _Stream, descriptions: Sequence[_Description | None]
     ) -> list[torch.Tensor | None]:
-        """Read the tensors of a message, which follow its header.
+        """Read the tensors of a message, which follow its header, and return them.
+
+        A tensor that the payload carries may still be on the way: `arrived` makes it ready.
 
         Args:
             peer: Rank of the sender in the group.
             stream: The connection.
-            descriptions: The tensors, as the header describes them.
+            descriptions: The tensors, as the header describes them; None for a missing one.
+
+        Raises:
+            EOFError: The connection ended before.
         """
         tensors: list[torch.Tensor | None] = []
         carried: list[int] = []  # numbers of the tensors that the payload receives
@@ -263,20 +268,28 @@ def _makes_plain_tensors() -> bool:
 
 
 class _Source:
-    """A connection of a link, as its inbox reads it."""
+    """A connection of a link, as its inbox reads it.
+
+    Attributes:
+        link: The link.
+        peer: Rank of the sender in the link.
+        stream: The connection with a buffer.
+    """
 
     def __init__(self, link: Transport, peer: int, connection: socket.socket) -> None:
         self.link, self.peer = link, peer
         self.stream = _Stream(connection)
 
     def fileno(self) -> int:
+        """Return the file descriptor of the connection."""
         return self.stream.connection.fileno()
 
     def buffered(self) -> bool:
+        """Return whether a part of the next message has been read already."""
         return self.stream.start < self.stream.end
 
     def read(self) -> tuple[Item | None, bool]:
-        """Read one message.
+        """Read one message, and wait for its end. An error is a message, too.
 
         Returns:
             The message and True; after the end of the connection `PeerLost` and False, or None and
@@ -321,7 +334,10 @@ class _Stream:
         self.start = self.end = 0
 
     def take(self, count: int) -> memoryview:
-        """Return the next bytes. They are valid until the next call.
+        """Return the next bytes of the connection. They are valid until the next call.
+
+        Args:
+            count: Number of bytes.
 
         Raises:
             EOFError: The connection ended before.
@@ -347,7 +363,10 @@ class _Stream:
         return taken
 
     def fill(self, target: memoryview) -> None:
-        """Read into memory: first from the buffer, then from the system without a copy.
+        """Read until a memory is full: first from the buffer, then from the system without a copy.
+
+        Args:
+            target: The memory.
 
         Raises:
             EOFError: The connection ended before.
