@@ -245,6 +245,14 @@ def test_the_whole_table_in_the_jobs_log_where_asked_for(tmp_path: Path) -> None
         (("--procs", "2"), "did you mean '--processes-per-host'?"),
         (("--nproc_per_node=2",), "did you mean '--processes-per-host'?"),
         (("--mode", "torchrun"), "did you mean 'torch_distributed'?"),
+        (
+            ("--mode", "tasks"),
+            "--mode cannot choose 'tasks': the platform selects it where it starts every rank",
+        ),
+        (
+            ("--mode=smdistributed.modelparallel",),
+            "the hyperparameters sagemaker_mpi_enabled and mp_parameters together select it",
+        ),
         (("train", "explian"), "did you mean 'explain'?"),
         (("explain", "--hosst", "a"), "explain has no option '--hosst'; did you mean '--host'?"),
         (("explain", "--format", "jsn"), "--format 'jsn' is not known; did you mean 'json'?"),

@@ -15,7 +15,7 @@ from launcher_support import PROGRAMS, REPOSITORY, environment, manifest, manife
 
 from trainworks_launcher.contract.errors import RefusalError
 from trainworks_launcher.contract.json_values import Json
-from trainworks_launcher.contract.modes import SWITCHES
+from trainworks_launcher.contract.modes import MODES, SWITCHES
 from trainworks_launcher.environment.entry_point import Code
 from trainworks_launcher.environment.environment import Devices, Environment
 from trainworks_launcher.environment.manifest import parse_manifest
@@ -920,3 +920,9 @@ def test_the_line_of_the_log(
     hyperparameters: Mapping[str, Json], groups: Json, host: str, expected: str
 ) -> None:
     assert describe(make_job(clusters(hyperparameters, groups), host)) == expected
+
+
+def test_each_mode_can_be_chosen_or_says_what_selects_it() -> None:
+    for mode in MODES.values():
+        ways = (mode.switch, mode.selected_by, mode.name == "none")
+        assert sum(map(bool, ways)) == 1, mode.name

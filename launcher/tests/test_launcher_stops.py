@@ -300,6 +300,31 @@ def test_the_ranks_have_all_the_time_that_the_platform_leaves(tmp_path: Path, st
     assert not launcher.succeeded
 
 
+HAS_WORDS_OF_ITS_OWN = """
+import os, signal, sys, time
+folder = os.environ["SM_OUTPUT_DIR"]
+def stop(*_):
+    while not os.path.exists(folder + "/failure.json"):
+        time.sleep(0.05)
+    open(folder + "/failure", "w").write("saved at step 7")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+print("ready", flush=True)
+while True: time.sleep(0.1)
+"""
+
+
+def test_a_stopped_jobs_own_words_stay_without_those_of_the_launcher(tmp_path: Path) -> None:
+    """The launcher's file still said that the ranks were saving, and that a retry makes sense."""
+    write_inputs(tmp_path, HAS_WORDS_OF_ITS_OWN, {}, {})
+    with Launcher(tmp_path) as launcher:
+        launcher.read_until("ready")
+        launcher.process.send_signal(signal.SIGTERM)
+        assert launcher.wait() == 0, launcher.text
+    assert launcher.failure == "saved at step 7"
+    assert not (tmp_path / "output/failure.json").exists()
+
+
 def test_a_second_interrupt_at_a_terminal_ends_the_ranks_now(tmp_path: Path) -> None:
     """Use a pseudo-terminal, a launcher that it controls, and the signal that Ctrl-C sends."""
     write_inputs(tmp_path, SAVES_LONG.replace("STATUS", "0"), {}, {})

@@ -169,6 +169,7 @@ def _make_help(*, every: bool) -> str:
     from trainworks_launcher.environment.platforms import PLATFORMS
 
     modes = [f"  {row.switch:<50}{row.name}" for row in MODES.values() if row.switch]
+    modes.append(f"  {'none of these':<50}none: the program runs once on each host")
     platforms = textwrap.wrap(
         ", ".join(PLATFORMS), _HELP_COLUMNS, initial_indent="  ", subsequent_indent="  "
     )

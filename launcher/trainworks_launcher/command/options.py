@@ -24,6 +24,7 @@ class Option(NamedTuple):
         value: What stands for its value in the help; ``""`` for a switch.
         text: One line of help.
         choices: Values that are allowed; ``()`` for any.
+        refusals: Values that are known but not allowed -> why.
         repeated: It may be given several times.
         needed: It must be given.
     """
@@ -32,6 +33,7 @@ class Option(NamedTuple):
     value: str
     text: str
     choices: tuple[str, ...] = ()
+    refusals: tuple[tuple[str, str], ...] = ()
     repeated: bool = False
     needed: bool = False
 
@@ -51,16 +53,18 @@ _HOST = Option("--host", "NAME", "another host of the job; default: this one")
 SECRETS = Option("--show-secrets", "", "do not mask passwords, tokens and keys")
 
 _MODES = ("none", *(row.name for row in MODES.values() if row.switch))
+_OTHER_MODES = tuple((row.name, row.selected_by) for row in MODES.values() if row.selected_by)
 _HOW = (
     Option(
         "--mode",
         "MODE",
         "how the processes are started; default: the job's hyperparameters, else none",
         _MODES,
+        _OTHER_MODES,
     ),
     Option("--processes-per-host", "N", "processes on each host; default: one per GPU"),
     Option(
-        "--max-restarts", "N", "start all hosts again after a failure, at most N times; default: 0"
+        "--max-restarts", "N", "start the ranks again after a failure, at most N times; default: 0"
     ),
 )
 
@@ -153,6 +157,9 @@ def parse(command: Command, words: Sequence[str]) -> Parsed:
             if not waiting:
                 raise UsageError(f"{name} needs a value: {name} {option.value}")
             value = waiting.pop(0)
+        refusals = dict(option.refusals)
+        if value in refusals:
+            raise UsageError(f"{name} cannot choose {value!r}: {refusals[value]}")
         if option.choices and value not in option.choices:
             raise UsageError(f"{name} {value!r} is not known; {nearest(value, option.choices)}")
         if name in parsed and not option.repeated:

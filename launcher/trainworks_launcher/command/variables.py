@@ -38,7 +38,10 @@ SETTINGS = (
         True,
     ),
     Setting(
-        names.CHECKPOINT_DIRECTORY_VARIABLE, "none", "where the script keeps its checkpoints", True
+        names.CHECKPOINT_DIRECTORY_VARIABLE,
+        f"{names.BASE_DIRECTORY}/{names.CHECKPOINTS}",
+        "where the script keeps its checkpoints",
+        True,
     ),
     Setting(
         names.STOP_GRACE_VARIABLE,
@@ -78,7 +81,7 @@ SETTINGS = (
         "all",
         "hosts with which a torchrun job goes on when others are lost",
     ),
-    Setting(names.GIVE_UP_VARIABLE, "on", "end a job that is restarted without progress"),
+    Setting(names.GIVE_UP_VARIABLE, "on", "end a job that torchrun restarts without progress"),
     Setting(names.NUMA_VARIABLE, "auto", "torchrun's --numa-binding"),
     Setting(names.HEARTBEAT_FILE_VARIABLE, "none", "file that the script touches to show progress"),
     Setting(
@@ -89,7 +92,7 @@ SETTINGS = (
     Setting(
         names.PREPARE_LIMIT_VARIABLE,
         f"{names.PREPARE_LIMIT_SECONDS:g}",
-        "seconds to install requirements",
+        "seconds for each of several hosts to install requirements",
     ),
     Setting(
         names.CONTROL_PORT_VARIABLE, f"{names.CONTROL_PORT}", "port of the leader's control channel"

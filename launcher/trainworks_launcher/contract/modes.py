@@ -30,6 +30,7 @@ class Mode(NamedTuple):
         minimum: A component, and its lowest version for the mode. Source: MINIMUM_SOURCE.
         packages: Python packages in the image that decide about the start.
         library: Component without which the mode starts and is useless; ``""`` for none.
+        selected_by: What selects a mode that has no switch, in words; ``""`` for the others.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Mode(NamedTuple):
     minimum: tuple[str, str] = ("", "")
     packages: tuple[str, ...] = ()
     library: str = ""
+    selected_by: str = ""
 
     @property
     def by_mpirun(self) -> bool:
@@ -70,11 +72,15 @@ _TORCH = ("torch",)
 
 _ROWS = (
     Mode("none", "none", one_per_host=True, trainium=True),
-    # Without a switch: replaces none and torch_distributed where the platform starts every rank.
-    Mode("tasks", "tasks", trainium=True),
+    # Replaces none and torch_distributed where the platform starts every rank.
+    Mode(
+        "tasks",
+        "tasks",
+        trainium=True,
+        selected_by="the platform selects it where it starts every rank",
+    ),
     Mode("mpi", "mpi", names.MPI_ENABLED, names.MPI_OPTIONS, programs=_MPIRUN),
-    # The switch is a non-empty names.MODEL_PARALLEL_PARAMETERS beside that of mpi (as
-    # sagemaker-training).
+    # Selected as in sagemaker-training.
     Mode(
         "smdistributed.modelparallel",
         "modelparallel",
@@ -82,6 +88,10 @@ _ROWS = (
         needs_count=True,
         programs=_MPIRUN,
         library="smp",
+        selected_by=(
+            f"the hyperparameters {names.MPI_ENABLED} and {names.MODEL_PARALLEL_PARAMETERS}"
+            " together select it"
+        ),
     ),
     Mode(
         "smdistributed.dataparallel",

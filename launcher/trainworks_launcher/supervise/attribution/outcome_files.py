@@ -135,7 +135,10 @@ def write(
         own = users_own_failure(output, redactor)
         if outcome.kind == STOPPED and outcome.status == 0:
             # The files say "failed" since the stop began. The job has ended well after all.
-            if not own:
+            # A text of the user's own stays, without the launcher's word that the ranks are saving.
+            if own:
+                Path(output, names.FAILURE_JSON).unlink()
+            else:
                 clear(output)
             return
         text = own or shorten(outcome.text)
