@@ -563,10 +563,12 @@ class DockerEngine:
             timer.cancel()
 
     def _client(self) -> docker.DockerClient:
-        """Return the SDK's client, which the first call connects.
+        """Return the SDK's client, which the first call connects. Later calls return the same one.
 
         Raises:
-            EngineUnavailableError: The daemon cannot be reached.
+            EngineUnavailableError: No daemon listens on the local socket, or a library for ssh is
+                missing. For a daemon of another host the SDK's own error is raised; the callers
+                translate it (``_translated_errors``).
         """
         if self._connection is None:
             import docker
@@ -582,12 +584,12 @@ class DockerEngine:
                         " DOCKER_HOST=unix:///tmp/docker.sock"
                     ),
                 )
-            self._connect_once(host)
+            self._check_socket(host)
             is_local = not host or host.startswith("unix://")
             # The client asks for the daemon's version at once.
             timeout = int(self._first_answer if is_local else _SHORT_CALL)
             if self._requested_host is None and os.environ.get("DOCKER_HOST"):
-                # This reads DOCKER_TLS_VERIFY and DOCKER_CERT_PATH too.
+                # from_env() reads DOCKER_TLS_VERIFY and DOCKER_CERT_PATH beside DOCKER_HOST.
                 self._connection = docker.DockerClient.from_env(
                     timeout=timeout, use_ssh_client=host.startswith("ssh://")
                 )
@@ -606,8 +608,14 @@ class DockerEngine:
             weakref.finalize(self, self._connection.close)
         return self._connection
 
-    def _connect_once(self, host: str) -> None:
-        """Connect to the socket first: the SDK's error says less, and leaves its socket open."""
+    def _check_socket(self, host: str) -> None:
+        """Try to connect to a local daemon's socket; do nothing for a host without one.
+
+        The SDK's own error says less, and leaves its socket open.
+
+        Raises:
+            EngineUnavailableError: Nothing listens there, or this user may not connect.
+        """
         if not host.startswith("unix://"):
             return
         path = re.sub("^/*", "/", host.removeprefix("unix://"))
@@ -843,8 +851,10 @@ def _built(reference: str, image: SdkImage) -> BuiltImage:
 
 def _innermost(error: BaseException) -> str:
     """Return the text of the innermost cause; requests and urllib3 wrap it three times."""
+    # They raise some of these errors without `from`: then the cause is the context.
     while error.__cause__ is not None or error.__context__ is not None:
         inner = error.__cause__ or error.__context__
+        # A KeyboardInterrupt that was pending is not why the daemon failed.
         if not isinstance(inner, Exception):
             break
         error = inner

@@ -570,7 +570,12 @@ def _normalise(member: tarfile.TarInfo) -> None:
 
 
 def _with_own_name(archive: bytes, origin: str) -> WheelSource:
-    """Return a source with the name in its own ``PKG-INFO``."""
+    """Return a source with name and version of its ``PKG-INFO``; unchanged if it has none.
+
+    Args:
+        archive: A tar with the files below ``source/``, as ``WheelSource.archive``.
+        origin: Where the files are from, for messages, if they have no name of their own.
+    """
     source = WheelSource(archive=archive, origin=origin)
     with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
         members = (member for member in packed if member.name == "source/PKG-INFO")

@@ -74,7 +74,15 @@ def git_sources(
 def _archive(
     requirement: GitRequirement, commit: str, environment: Mapping[str, str]
 ) -> tuple[str, bytes]:
-    """Return the commit and its files: from the cache, or else from the repository."""
+    """Return the commit, and a tar of its files: from the cache, or else from the repository.
+
+    A clone is announced on standard error and kept in the cache, under the hash of the URL.
+
+    Args:
+        requirement: The line of the requirements.
+        commit: The commit, if a lock names it; ``""``: the requirement's reference is cloned.
+        environment: The process's environment; ``XDG_CACHE_HOME`` moves the cache.
+    """
     folder = cache_folder(environment, "git")
     stem = hashlib.sha256(requirement.url.encode()).hexdigest()[:16]
     with contextlib.suppress(OSError):
