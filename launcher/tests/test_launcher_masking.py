@@ -75,6 +75,11 @@ def test_a_value_of_a_mere_key_is_hidden_only_if_it_looks_like_a_secret(name: st
         assert redactor.text(f"sorted by {value}") == f"sorted by {shown}"
 
 
+@pytest.mark.parametrize("name", ["DB_PASS", "DB_PASSWORD", "HF_TOKEN"])
+def test_a_secret_may_have_the_form_of_a_fraction(name: str) -> None:
+    assert Redactor({name: "98765432.1"}).text("login 98765432.1") == f"login {MASK}"
+
+
 @pytest.mark.parametrize(
     ("text", "redacted"),
     [

@@ -163,6 +163,18 @@ def test_a_rank_without_a_record_is_told_of_and_not_named() -> None:
     assert ranks == ()
 
 
+def test_a_rank_that_waits_for_one_without_a_record_is_not_named() -> None:
+    """Rank 2 has most waiters, but rank 3, which left no record, keeps rank 2 waiting."""
+    lines, ranks = missing_calls_in(
+        dump(DONE, WAITS), dump(DONE, WAITS), dump(DONE, (PAIR, 1, "all_gather", "started"))
+    )
+    assert lines == (
+        f"rank 2 has not called {SIZES}, in which ranks 0,1 wait",
+        f"rank 3 left no record of {SIZES}, in which ranks 0,1 wait",
+    )
+    assert ranks == ()
+
+
 class Runs:
     """A command that runs where an unpickler reads it and trusts it."""
 

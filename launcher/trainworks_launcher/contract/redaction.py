@@ -111,7 +111,9 @@ def is_secret(name: str, value: object) -> bool:
     if name.upper() in _NOT_SECRET:
         return isinstance(value, str) and bool(value) and not value.startswith("/")
     last = _words_of(name)[-1:]
-    if not _WORDS.union(_LAST_WORDS).intersection(last) and _FRACTION.fullmatch(str(value)):
+    if not _WORDS.union(_LAST_WORDS, (_PASS,)).intersection(last) and _FRACTION.fullmatch(
+        str(value)
+    ):
         return False
     if name.lower() in _LAST_WORDS_ALONE and isinstance(value, str):
         return bool(_RANDOM.fullmatch(value))

@@ -215,19 +215,22 @@ def _missing_ranks(waits: _Waits) -> list[int]:
 def _ranks_at_fault(waits: _Waits, records: Mapping[int, _Record]) -> tuple[int, ...]:
     """Return the ranks that keep the others waiting; () if not known.
 
-    These are the awaited ranks that wait for no other. If every rank waits, it is the rank for
-    which most wait: that rank has left out a call.
+    These are the awaited ranks that wait for no other. If every awaited rank waits itself, it is
+    the rank for which most wait: that rank has left out a call.
     """
     missing = _missing_ranks(waits)
     not_waiting = tuple(rank for rank in missing if rank in records and rank not in waits)
     if not_waiting or not missing:
         return not_waiting
+    # A rank without a record may be the one that waits for no other. Nothing is said then.
+    if any(rank not in records for rank in missing):
+        return ()
     waiters: Counter[int] = Counter()
     for row in waits.values():
         waiters.update(row.keys())
     (most_awaited, count), *others = waiters.most_common(2)
     is_tie = any(other_count == count for _, other_count in others)
-    if most_awaited not in records or is_tie:
+    if is_tie:
         return ()
     return (most_awaited,)
 
@@ -249,22 +252,22 @@ def _write_lines(
         records: All records; a rank without one has ``left no record of`` the call.
         group_names: Name of a group -> its name for people.
     """
-    missing_from: dict[Call, list[int]] = {}
+    # A call, and whether the ranks have a record -> the ranks. Without a record nothing is known.
+    missing_from: dict[tuple[Call, bool], list[int]] = {}
     for rank in ranks:
         calls = Counter(row[rank] for row in waits.values() if rank in row)
         # The call that most ranks wait in; of several the earliest.
         call = max(calls, key=lambda call: (calls[call], -call.seq))
-        missing_from.setdefault(call, []).append(rank)
+        missing_from.setdefault((call, rank in records), []).append(rank)
 
     lines = []
-    for call, absent in missing_from.items():
+    for (call, has_record), absent in missing_from.items():
         waiting = []
         for rank, row in waits.items():
             if call in (row.get(other) for other in absent):
                 waiting.append(rank)
-        if records.keys().isdisjoint(absent):
-            lack = "left no record of"
-        else:
+        lack = "left no record of"
+        if has_record:
             lack = "has not called" if len(absent) == 1 else "have not called"
         wait = "wait" if len(waiting) > 1 else "waits"
         name = _describe_call(call, group_names)

@@ -372,10 +372,13 @@ def _descendants(stats: Mapping[int, Stat], roots: Sequence[int]) -> Iterator[in
     done: set[int] = set()
     while waiting:
         pid = waiting.pop(0)
-        if pid not in done and stats[pid].state not in ("Z", "X"):
-            done.add(pid)
+        if pid in done:
+            continue
+        done.add(pid)
+        # An ended process may still have children that run.
+        waiting += sorted(children.get(pid, ()))
+        if stats[pid].state not in ("Z", "X"):
             yield pid
-            waiting += sorted(children.get(pid, ()))
 
 
 def _is_python(pid: int) -> bool:
