@@ -520,7 +520,7 @@ def test_an_interrupted_build_leaves_nothing(
     )
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    before = leftovers(engine)
+    before = leftovers(engine, BASE)
     with subprocess.Popen(
         (sys.executable, "-c", BUILDER, engine.name, str(context)),
         env={**os.environ, "TMPDIR": str(temporary)},
@@ -543,9 +543,13 @@ def test_an_interrupted_build_leaves_nothing(
     assert [
         path.name for path in temporary.iterdir() if not path.name.startswith("buildah-cache")
     ] == []
-    assert leftovers(engine) <= before
-    # dockerd ends the step's processes on its own side, just after its client is gone.
     deadline = time.monotonic() + PATIENCE
+    # A build of a test beside this one has such containers for as long as it runs.
+    left = leftovers(engine, BASE) - before
+    while left & leftovers(engine, BASE):
+        assert time.monotonic() < deadline, left
+        time.sleep(1)
+    # dockerd ends the step's processes on its own side, just after its client is gone.
     while running(mark):
         assert time.monotonic() < deadline, running(mark)
         os.sched_yield()
@@ -563,10 +567,10 @@ def running(mark: str) -> list[str]:
     return lines_found
 
 
-def leftovers(engine: Engine) -> set[str]:
-    """Return the containers of these tests' images that the engine has.
+def leftovers(engine: Engine, tag: str) -> set[str]:
+    """Return the containers of an image that the engine has.
 
-    Those of others come and go.
+    Those of others come and go: tests beside this one have images of their own.
     """
     information = engine.probe()
     if engine.name == "docker":
@@ -576,16 +580,16 @@ def leftovers(engine: Engine) -> set[str]:
             line.split()
             for line in subprocesses.run(argv, timeout=300).output.decode().splitlines()
         ]
-        return {name for name, image in lines if "conformance" in image}
+        return {name for name, image in lines if tag in image}
     done = subprocesses.run((information.program, "containers", "--json"), timeout=300)
     listed = json.loads(done.output or b"null") or []
-    return {entry["id"] for entry in listed if "conformance" in (entry.get("imagename") or "")}
+    return {entry["id"] for entry in listed if tag in (entry.get("imagename") or "")}
 
 
 def test_nothing_is_left_of_containers_and_runs(
     engine: Engine, image: tuple[str, list[StepEvent]]
 ) -> None:
-    before = leftovers(engine)
+    before = leftovers(engine, image[0])
 
     def work() -> None:
         with engine.container(image[0]) as container:
@@ -595,7 +599,7 @@ def test_nothing_is_left_of_containers_and_runs(
     with pytest.raises(KeyboardInterrupt):
         work()
     engine.run(image[0], Job(command=("x",)))
-    assert leftovers(engine) <= before
+    assert leftovers(engine, image[0]) <= before
 
 
 KILLED = """
@@ -609,13 +613,14 @@ with create(sys.argv[1]).container(sys.argv[2]) as container:
 def test_the_next_builder_removes_the_container_of_one_that_was_killed(
     engine: Engine, image: tuple[str, list[StepEvent]]
 ) -> None:
-    before = leftovers(engine)
+    before = leftovers(engine, image[0])
     killed = subprocess.run((sys.executable, "-c", KILLED, engine.name, image[0]), check=False)
     assert killed.returncode == -signal.SIGKILL
-    assert len(leftovers(engine) - before) == 1
+    # The builder of a test beside this one may have removed it already.
+    assert len(leftovers(engine, image[0]) - before) <= 1
     with create(engine.name).container(image[0]):
         pass
-    assert leftovers(engine) <= before
+    assert leftovers(engine, image[0]) <= before
 
 
 def test_cold_builds_are_byte_identical_where_the_engine_can(
