@@ -31,10 +31,15 @@ def plan(job: Job) -> NodePlan:
 
 
 def _variables(job: Job) -> list[Variable]:
-    """Return the variables that smddp reads."""
+    """Return the variables that smddp reads; one for a single host, four for several hosts.
+
+    ``ours`` marks a variable that replaces the container's value. The port yields to it: the user
+    may choose another one.
+    """
     if len(job.placement.distribution_hosts) == 1:
         return [Variable("SMDATAPARALLEL_USE_SINGLENODE", "1", "smddp on one host", ours=True)]
     placement = job.placement
+    # The SDK's hyperparameter comes before the platform's file.
     instance_type = job.environment.reserved.text(names.INSTANCE_TYPE) or placement.instance_type
     address, port = placement.leader_address, str(names.DATA_PARALLEL_PORT)
     hosts_why = "smddp over several hosts of one kind"

@@ -35,6 +35,7 @@ def plan(job: Job) -> NodePlan:
     parameters, _ = model_parallel.parameters(environment.hyperparameters, environment.variables)
     backend = mapping(parameters).get("ddp_dist_backend", "auto")
     smddpmprun = environment.programs.get(_SET_UP)
+    # Another back end is the user's choice: smddp then takes no part.
     if backend == "auto" and smddpmprun is not None:
         words = (smddpmprun, "-i", job.placement.instance_type, "--allow-bypass")
         before.append(Reason(_SET_UP, "smddp's own start of a rank under smp", Origin.IMAGE, words))
