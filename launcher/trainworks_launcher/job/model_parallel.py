@@ -108,6 +108,7 @@ class _Table(NamedTuple):
 
 @lru_cache(maxsize=None)
 def _table() -> _Table:
+    """Read smp_parameters.json of this package, once. Old names have the ranges of the new ones."""
     import pkgutil  # takes time, and only jobs with smp need it
 
     data = json.loads(pkgutil.get_data("trainworks_launcher", "job/smp_parameters.json") or b"")
@@ -137,7 +138,8 @@ def parameters(
     """Return (the parameters, the setting that has them); ``(None, "")`` without parameters.
 
     The setting is ``hyperparameter NAME`` or ``variable NAME``. An empty object means no parameters
-    (as sagemaker-training).
+    (as sagemaker-training). A variable that is not JSON is returned as its text, which ``check``
+    refuses.
     """
     value = hyperparameters.get(names.MODEL_PARALLEL_PARAMETERS)
     if value not in (None, "", {}, "{}"):
@@ -158,7 +160,10 @@ def complete(parameters: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def check(value: Json, where: str) -> list[Problem]:
-    """Return the problems of the parameters. where: the setting that has the parameters."""
+    """Return the problems of the parameters; ``[]`` for none, and none for unknown parameters.
+
+    value: the parameters. where: the setting that has the parameters, for the problems.
+    """
     if not isinstance(value, dict):
         return [Problem(f"{value!r} is not an object of parameters", where, "give a JSON object")]
     ranges = _table().ranges
@@ -205,16 +210,22 @@ def check_processes(value: Json, where: str, processes: int) -> list[Problem]:
 
     ``check`` returns the other problems. A missing ``ddp`` is no problem, because the script may
     pass ``ddp`` to ``smp.init``.
+
+    Args:
+        value: The parameters.
+        where: The setting that has the parameters, for the problems.
+        processes: Number of ranks of the job.
     """
     parameters = complete(mapping(value))
     degrees: list[int] = []
     for name in (_NEW, "tensor_parallel_degree", _SHARDED):
         degree = parameters.get(name, 1)
         if not _is_whole(degree, 1):
+            # ``check`` refuses it.
             return []
         degrees.append(int(str(degree)))
     pipeline, tensor, sharded = degrees
-    split = pipeline * tensor
+    split = pipeline * tensor  # processes of one copy of the model
     is_ddp_off = parameters.get("ddp") is False
     problems: list[Problem] = []
     if processes % split:
@@ -280,7 +291,8 @@ def _release(version: str) -> tuple[int, ...]:
 def _check_rules(present: Mapping[str, Json], where: str) -> list[Problem]:
     """Return the problems of parameters that need or exclude each other.
 
-    present: the parameters without those that are null and may be null.
+    present: the parameters without those that are null and may be null. where: the setting that
+    has the parameters, for the problems.
     """
     problems: list[Problem] = []
     old, new = present.get(_OLD), present.get(_NEW)
@@ -288,6 +300,7 @@ def _check_rules(present: Mapping[str, Json], where: str) -> list[Problem]:
         problem = f"{_OLD} is {old!r} and {_NEW} is {new!r}"
         advice = f"they are the old and the new name of one parameter: keep {_NEW}"
         problems.append(Problem(problem, where, advice))
+    # With the pipeline degree under both names: a rule may be about either.
     parameters = complete(present)
     for kind, key, other in _table().rules:
         value, other_value = parameters.get(key), parameters.get(other)
