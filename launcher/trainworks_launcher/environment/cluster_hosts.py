@@ -207,9 +207,10 @@ class _Name(NamedTuple):
 
 
 def find_pairs(variables: Mapping[str, str]) -> tuple[Pair, ...]:
-    """Return each count with its index, those of hosts first.
+    """Return each count with its index, those of hosts first; ``()`` for none.
 
-    The count is above one, so this process is one of several.
+    The count is above one, so this process is one of several. An index may begin at 0 or at 1. A
+    count with several indices, or an index with several counts, is in several pairs.
     """
     counts: dict[str, _Name] = {}
     indices: dict[str, _Name] = {}
@@ -237,7 +238,7 @@ def find_pairs(variables: Mapping[str, str]) -> tuple[Pair, ...]:
 
 
 def _read_numbers(variables: Mapping[str, str]) -> dict[str, int]:
-    """Return the variables with numbers, sorted by name."""
+    """Return the variables whose value is a number of at most six digits, sorted by name."""
     numbers = {}
     for name, value in sorted(variables.items()):
         if _NUMBER.fullmatch(value.strip()):
@@ -255,6 +256,8 @@ def find_lists(variables: Mapping[str, str], read: Callable[[str], str]) -> tupl
     listed = []
     for name, value in sorted(variables.items()):
         words = _words(name)
+        # Variables of the launcher and of services, and words for parts of a host or for groups of
+        # ranks.
         if name.startswith(_FOREIGN) or not _NO_HOSTS.isdisjoint(words):
             continue
         host_words = {_singular(word) for word in words} & _HOSTS
@@ -308,6 +311,7 @@ def find_leader(variables: Mapping[str, str], vendor: tuple[str, ...]) -> tuple[
         is_leader = not _LEADERS.isdisjoint(words) and words[-1] in _ADDRESSES
         if not is_leader or words[: len(vendor)] != vendor:
             continue
+        # Any other word means the leader of something else, such as X_DB_MASTER_ADDR.
         rest = {_singular(word) for word in words[len(vendor) :]}
         if not rest <= _LEADERS | _ADDRESSES | _HOSTS:
             continue
@@ -328,6 +332,7 @@ def find_hints(variables: Mapping[str, str]) -> tuple[str, ...]:
         parts = _parts(name)
         if parts is None:
             continue
+        # Neither a word for a host nor for an allocation of hosts or a rank: no hint.
         if {*_HOSTS, "ALLOC", "RANK"}.isdisjoint(parts.objects + parts.vendor[-1:]):
             continue
         is_bare_worker = parts.objects == ("WORKER",) and not parts.vendor
@@ -336,6 +341,7 @@ def find_hints(variables: Mapping[str, str]) -> tuple[str, ...]:
             counts[name] = number
         elif parts.role in ("INDEX", "RANK") or "RANK" in parts.objects:
             indices[name] = number
+    # A count of one explains an index of 0: the job has one host.
     has_count_of_one = 1 in counts.values()
     assignments = [f"{name}={count}" for name, count in counts.items() if count > 1]
     for name, index in indices.items():
@@ -381,6 +387,8 @@ def _parts(name: str) -> _Name | None:
     words = _words(name)
     if name.startswith(_FOREIGN) or len(words) < 2 or not _NO_HOSTS.isdisjoint(words[:-1]):
         return None
+    # The last word says what an index is; a count may have its word anywhere (NUM_NODES), and a
+    # name with both is a count (NUM_NODE_ID).
     role = words[-1] if words[-1] in _INDICES else ""
     if not role or not _COUNTS.isdisjoint(words[:-1]):
         counts = [word for word in words if word in _COUNTS]
@@ -407,8 +415,10 @@ def _belong_together(count: _Name, index: _Name) -> bool:
     """
     if count.vendor != index.vendor:
         return False
+    # JOB_COUNT and JOB_ID: the number of jobs, and the name of this one.
     if count.objects == index.objects and count.objects not in ((), ("JOB",)):
         return True
+    # Without common first words, different objects show no relation.
     if not count.vendor:
         return False
     if count.objects and index.objects:

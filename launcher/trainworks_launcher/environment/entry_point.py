@@ -177,7 +177,8 @@ def choose_entry_point(
             follow from them.
 
     Returns:
-        The entry point, and its problems.
+        The entry point, and its problems. With problems it may be a script with the name ``""``.
+        Nothing is raised.
     """
     where = f"{names.PROGRAM_VARIABLE} or hyperparameter {names.PROGRAM}"
     place = code.archive or code.directory
@@ -203,6 +204,7 @@ def choose_entry_point(
     except ValueError as error:
         advice = "give a path below the code directory"
         return none, [*problems, Problem(f"the entry point {error}", where, advice)]
+    # A module may be one of the image's, not a file of the code.
     is_file = point.kind != "module"
     if point.kind == "package":
         is_file = point.name.endswith(".py")
@@ -217,6 +219,7 @@ def choose_entry_point(
 
 
 def _missing_python(point: EntryPoint, programs: Container[str]) -> list[Problem]:
+    """Return a problem for an entry point of Python in an image without Python; else ``[]``."""
     if not point.in_python or "python" in programs:
         return []
     return [Problem("Python is not installed in this image", "program python", "install python3")]

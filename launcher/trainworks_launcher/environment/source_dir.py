@@ -29,7 +29,7 @@ _READ_LIMIT = 1 << 20
 
 _PROJECT = rb"^\s*\[\s*(project|build-system)\s*\]"
 _OBJECT = r"s3://[^/\s]+/.*[^/]"
-_SHOWN = 5
+_MAX_SHOWN_FILES = 5
 """Files that a note names."""
 
 
@@ -91,6 +91,7 @@ def entry_files(code: Code, words: Sequence[str]) -> tuple[Path, ...]:
         archive = Path(code.archive)
         return (archive,) if archive.is_file() else ()
     name = words[0] if words else ""
+    # A module is two words on a command line, and one text in a hyperparameter ("-m package").
     if name == "-m" and len(words) > 1:
         name = words[1]
     elif name == "-m" or name.startswith(("-m ", "-m\t")):
@@ -109,7 +110,8 @@ def entry_files(code: Code, words: Sequence[str]) -> tuple[Path, ...]:
 def digest_of_entry(code: Code, words: Sequence[str]) -> str:
     """Return the SHA-256 of the sizes and bytes of ``entry_files``; "" if there are none.
 
-    Only the size of a file above _ENTRY_LIMIT counts.
+    Only the size of a file above _ENTRY_LIMIT counts. Raises OSError for a file that cannot be
+    read.
     """
     import hashlib
 
@@ -134,7 +136,9 @@ def imports_mpi(code: Code, words: Sequence[str]) -> bool:
 
 
 def inspect_code(base: str, location: str, program: str) -> tuple[Code, list[Problem]]:
-    """Inspect the code at a location. Nothing is fetched.
+    """Inspect the code at a location. Nothing is fetched, unpacked or changed.
+
+    A path that does not exist is no problem here: the code has no entries.
 
     Args:
         base: The base directory; an archive is unpacked into BASE/code.
@@ -259,7 +263,8 @@ def _has_code(directory: str) -> bool:
 def _installed(location: str) -> tuple[str, ...]:
     """Return the names in INSTALLED (``entry_point.py``): files that ``build.py extend`` installed.
 
-    () if a file of the code has changed since the image was built.
+    () if there is no such file, if it cannot be parsed, or if a file of the code has changed since
+    the image was built. Reads every file that it lists.
     """
     marker = Path(location, INSTALLED)
     if not marker.is_file():
@@ -362,7 +367,7 @@ def _note_replaced_files(
     )
     replaced = sorted(entries.intersection(existing))
     if replaced:
-        note += f", and replaces {', '.join(replaced[:_SHOWN])}"
-    if len(replaced) > _SHOWN:
-        note += f" and {len(replaced) - _SHOWN} more"
+        note += f", and replaces {', '.join(replaced[:_MAX_SHOWN_FILES])}"
+    if len(replaced) > _MAX_SHOWN_FILES:
+        note += f" and {len(replaced) - _MAX_SHOWN_FILES} more"
     return (note,)
