@@ -34,16 +34,39 @@ TRACKERS = (
 # SageMaker writes these files beside the uploaded files.
 _SYNC_MARKS = (".sagemaker-uploading", ".sagemaker-uploaded")
 _TEMPORARY = re.compile(r"\.(tmp|part|partial|incomplete)$|^tmp")
+"""Name of a file or directory that is still being written."""
+
 _NAMED = re.compile(r"(checkpoint|ckpt|epoch|step|iter)\w*?[-_=]?\d", re.IGNORECASE)
+"""Name of a directory that is a checkpoint itself, for example ``checkpoint-400``."""
+
 _LIKELY = re.compile(r"checkpoint|ckpt|epoch|step|iter|snapshot|last", re.IGNORECASE)
+"""Words in the name of a file of torch that is a checkpoint; other files may be any tensors."""
+
 _WEIGHTS = (".ckpt", ".pt", ".pth", ".bin", ".safetensors")
+"""Suffixes of files that can be checked for a missing end."""
+
 _SHARD = re.compile(rb"__\d+_\d+\.distcp")
+"""Name of a part of torch.distributed.checkpoint, as ``.metadata`` has it."""
+
 _STEP = re.compile(r"(?:step|iter)\w*?[-_=]?(\d{1,15})|^checkpoint-(\d{1,15})$", re.IGNORECASE)
 _DEPTH = 4
+"""Levels of directories below the directory of checkpoints that are searched."""
+
 _ENTRIES = 5000
 """Limit of entries: a large directory on a network file system must not delay the job."""
 
+_TRACKER_BYTES = 256
+"""Bytes of a tracker that are read: it has one name or number."""
+
 _HEADER_BYTES = 1 << 24
+"""Bytes of a header, or of a file that lists others, that are read."""
+
+_LENGTH_BYTES = 8
+"""Bytes at the start of a file of safetensors: the length of its header."""
+
+_ZIP_START, _ZIP_END = b"PK", b"PK\x05\x06"
+"""Beginnings of a zip, and of the record at its end."""
+
 _ZIP_END_BYTES = 66_000  # the record at the end, with the longest comment
 
 
@@ -100,7 +123,7 @@ def step_in(name: str) -> int:
 def has_younger(directory: str, since: float) -> bool:
     """Return whether any file in the directory was written after ``since`` (seconds since 1970).
 
-    True for a directory with too many files.
+    True for a directory with too many files; False for one that cannot be read.
     """
     count = 0
     for folder, _, names in os.walk(directory):
@@ -117,7 +140,7 @@ def state_of(directory: str) -> int | None:
     """Return a number that changes when a file in the directory is written, added or removed.
 
     None for too many files. The times are only compared with each other, because the clock of a
-    file server may differ from this host's.
+    file server may differ from this host's. The number has no meaning in another process.
     """
     files: set[tuple[str, int, int]] = set()
     for folder, _, names in os.walk(directory):
@@ -133,7 +156,11 @@ def state_of(directory: str) -> int | None:
 
 
 def _checkpoints(directory: Path) -> Iterator[Checkpoint]:
-    """Yield the complete checkpoints below a directory."""
+    """Yield the complete checkpoints below a directory, in no order.
+
+    At most _DEPTH levels and _ENTRIES entries are searched. Nothing is raised: what cannot be read
+    counts as empty.
+    """
     waiting, count = [(directory, 0)], 0
     while waiting:
         folder, depth = waiting.pop()
@@ -150,6 +177,7 @@ def _checkpoints(directory: Path) -> Iterator[Checkpoint]:
                 if (path.suffix == ".ckpt" or is_of_torch) and _is_complete(path):
                     yield Checkpoint(path, _step(path.name), _written(path))
                 continue
+            # The last file shows that a directory is a checkpoint, and when it was written.
             last = _last_file(path)
             if last is None and path.name in tracked:
                 last = path
@@ -190,12 +218,15 @@ def _step(name: str) -> int:
 
 
 def _tracked(entries: list[Path]) -> frozenset[str]:
-    """Return the names of directories in the files beside checkpoints."""
+    """Return the names of the directories that the trackers among some files name (TRACKERS).
+
+    entries: the files and directories of one folder.
+    """
     forms = dict(TRACKERS)
     tracked: set[str] = set()
     for path in entries:
         if path.name in forms and path.is_file():
-            content = _read(path, 256).decode("utf-8", "replace").strip()
+            content = _read(path, _TRACKER_BYTES).decode("utf-8", "replace").strip()
             tracked.add(forms[path.name].format(content))
     return frozenset(tracked)
 
@@ -264,18 +295,21 @@ def _is_complete(path: Path) -> bool:
     try:
         size = path.stat().st_size
         with path.open("rb") as opened:
-            start = opened.read(8)
+            start = opened.read(_LENGTH_BYTES)
             if path.suffix == ".safetensors":
+                # The length of the header, the header as JSON, and the tensors. The header has the
+                # place of each tensor behind it.
                 length = int.from_bytes(start, "little")
-                if len(start) < 8 or length > min(size - 8, _HEADER_BYTES):
+                is_whole = len(start) == _LENGTH_BYTES
+                if not is_whole or length > min(size - _LENGTH_BYTES, _HEADER_BYTES):
                     return False
                 rows = json.loads(opened.read(length))
                 rows.pop("__metadata__", None)
                 ends = [row["data_offsets"][1] for row in rows.values()]
-                return bool(size == 8 + length + max(ends, default=0))
-            if start.startswith(b"PK"):
+                return bool(size == _LENGTH_BYTES + length + max(ends, default=0))
+            if start.startswith(_ZIP_START):
                 opened.seek(max(0, size - _ZIP_END_BYTES))
-                return b"PK\x05\x06" in opened.read()
+                return _ZIP_END in opened.read()
             return size > 0
     except (OSError, *_MALFORMED):
         return False
