@@ -29,10 +29,16 @@ _STOPPED = {
 
 _LIBRARIES = ("/torch/distributed/", "/horovod/", "/mpi4py/")
 _DATA = "/torch/utils/data/"
-_SHOWN = 3
-_LONGEST = 160
-_FRAMES = 8
-_PLACES = 24
+_MAX_SHOWN = 3
+"""Limit of outliers, and of groups of other ranks, in the cause."""
+
+_MAX_CHARACTERS = 160
+"""Limit of each text in a host's message."""
+
+_MAX_FRAMES = 8
+"""Limit of the frames of a rank, innermost first."""
+
+_MAX_PLACES = 24
 """Limit of different places in a host's message."""
 
 
@@ -90,16 +96,16 @@ def documents(rows: Sequence[Row]) -> list[Json]:
         ranks.setdefault(place, []).append(row.rank)
 
     messages: list[Json] = []
-    for group, row in list(first_rows.items())[:_PLACES]:
-        frames: list[Json] = [frame[:_LONGEST] for frame in row.frames]
+    for group, row in list(first_rows.items())[:_MAX_PLACES]:
+        frames: list[Json] = [frame[:_MAX_CHARACTERS] for frame in row.frames]
         messages.append(
             {
-                "host": row.host[:_LONGEST],
+                "host": row.host[:_MAX_CHARACTERS],
                 "ranks": ranks[group],
                 "kind": row.kind,
-                "what": row.detail[:_LONGEST],
-                "place": row.place[:_LONGEST],
-                "why": row.why[:_LONGEST],
+                "what": row.detail[:_MAX_CHARACTERS],
+                "place": row.place[:_MAX_CHARACTERS],
+                "why": row.why[:_MAX_CHARACTERS],
                 "frames": frames,
             }
         )
@@ -115,15 +121,15 @@ def read_documents(host: str, message: Json) -> list[Row]:
         ranks = document.get("ranks")
         if not isinstance(ranks, list):
             continue
-        frames = texts(document.get("frames"))[:_FRAMES]
+        frames = texts(document.get("frames"))[:_MAX_FRAMES]
         row = Row(
             rank=-1,
-            host=one_line(document.get("host"), _LONGEST) or host,
-            kind=one_line(document.get("kind"), _LONGEST),
-            detail=one_line(document.get("what"), _LONGEST),
-            place=one_line(document.get("place"), _LONGEST),
-            why=one_line(document.get("why"), _LONGEST),
-            frames=tuple(one_line(line, _LONGEST) for line in frames),
+            host=one_line(document.get("host"), _MAX_CHARACTERS) or host,
+            kind=one_line(document.get("kind"), _MAX_CHARACTERS),
+            detail=one_line(document.get("what"), _MAX_CHARACTERS),
+            place=one_line(document.get("place"), _MAX_CHARACTERS),
+            why=one_line(document.get("why"), _MAX_CHARACTERS),
+            frames=tuple(one_line(line, _MAX_CHARACTERS) for line in frames),
         )
         rows += [row._replace(rank=rank) for rank in ranks if isinstance(rank, int)]
     return rows
@@ -148,7 +154,11 @@ class RankSample(NamedTuple):
 
 
 def row_of(rank: int, host: str, sample: RankSample) -> Row:
-    """Find the place of a rank."""
+    """Find the place of a rank.
+
+    The first of these that fits: stopped, waits for a file, in a collective, in a data loader, in
+    the user's code; else ``kernel``, which has no Python stack.
+    """
     frames = [frame for frame in _main_frames(sample.threads) if not frame.native]
     own = _innermost_of_user(frames)
     row = Row(
@@ -157,7 +167,7 @@ def row_of(rank: int, host: str, sample: RankSample) -> Row:
         kind="kernel",
         detail=sample.waits,
         place=own.place if own is not None else "",
-        frames=tuple(f"{frame.name} ({frame.place})" for frame in frames[:_FRAMES]),
+        frames=tuple(f"{frame.name} ({frame.place})" for frame in frames[:_MAX_FRAMES]),
     )
     if sample.state in _STOPPED:
         return row._replace(kind="stopped", detail=_STOPPED[sample.state])
@@ -210,7 +220,10 @@ def waits_in_a_package(threads: Sequence[Thread]) -> bool:
 
 
 def _collective(frames: Sequence[Frame]) -> str:
-    """Return the collective in which a stack waits, ``""`` for none."""
+    """Return the collective in which a stack waits, ``""`` for none.
+
+    frames: innermost first. The search ends at the user's code.
+    """
     for frame in frames:
         if frame.is_own:
             return ""
@@ -301,11 +314,11 @@ def _groups_of(rows: Sequence[Row]) -> list[list[Row]]:
 
 def _parts_of_cause(groups: Sequence[Sequence[Row]], outliers: Sequence[Row]) -> list[str]:
     """Return the parts of the cause: the outliers, then the largest groups of the others."""
-    parts = [_describe(row) for row in outliers[:_SHOWN]]
-    if len(outliers) > _SHOWN:
-        parts.append(f"{len(outliers) - _SHOWN} more differ")
+    parts = [_describe(row) for row in outliers[:_MAX_SHOWN]]
+    if len(outliers) > _MAX_SHOWN:
+        parts.append(f"{len(outliers) - _MAX_SHOWN} more differ")
     others = [group for group in groups if group[0] not in outliers]
-    for group in sorted(others, key=len, reverse=True)[:_SHOWN]:
+    for group in sorted(others, key=len, reverse=True)[:_MAX_SHOWN]:
         if len(groups) == 1:
             subject = f"all {len(group)} ranks"
         elif outliers:
@@ -320,7 +333,12 @@ def _parts_of_cause(groups: Sequence[Sequence[Row]], outliers: Sequence[Row]) ->
 
 
 def _find_outliers(groups: Sequence[Sequence[Row]]) -> list[Row]:
-    """Return the ranks for which the others wait, if the rows show that."""
+    """Return the ranks for which the others wait, if the rows show that; ``[]`` if not.
+
+    In this order: ranks in a call to one rank, where others are in calls to all; ranks outside of
+    collectives, where others are in one; stopped ranks, and ranks that wait for a file; the ranks
+    that are not in the largest group.
+    """
     waiting = [group for group in groups if group[0].kind == "collective"]
     stopped: list[Row] = []
     apart: list[Row] = []

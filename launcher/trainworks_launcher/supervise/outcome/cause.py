@@ -103,6 +103,7 @@ def reason_of(process: ProcessEnd, returncode: int | None = None) -> Reason:
         returncode: Negative after a signal; None if it is not known.
     """
     own_record, status = process.own(), status_of(process, returncode)
+    # Records of children; without a record of its own all of them are.
     of_others = [row for row in process.records if own_record is None or row.pid != own_record.pid]
     child = find_first_exception(of_others)
     if own_record is None:
@@ -219,9 +220,9 @@ def _headline(text: str) -> str:
 
 def _cut(line: str) -> str:
     """Shorten a line to the limit of a cause."""
-    if len(line) <= _LINE_LIMIT:
+    if len(line) <= _MAX_LINE_CHARACTERS:
         return line
-    return f"{line[:_LINE_LIMIT]} [...]"
+    return f"{line[:_MAX_LINE_CHARACTERS]} [...]"
 
 
 _EXPLAINED = (1, 2)
@@ -267,10 +268,11 @@ def _last_line(errors: bytes) -> str:
     return printable(_cut(last))
 
 
-_LINE_LIMIT = 400
+_MAX_LINE_CHARACTERS = 400
 """Characters of a line that is a cause."""
 
-_SHOWN_LINES = 12
+_MAX_SHOWN_LINES = 12
+"""Lines of the output that are shown where no exception explains a failure."""
 
 
 def _text(data: bytes) -> str:
@@ -477,7 +479,7 @@ def failure_of(
         memory,
         place.text,
         _end_of(returncode, counted, outside),
-        [shorten(words) for words in notes if words][:_NOTES],
+        [shorten(words) for words in notes if words][:_MAX_NOTES],
         shorten(frames),
         shorten(message),
     )
@@ -513,8 +515,8 @@ def _last_lines(output: bytes, cause: str) -> str:
     """
     lines = [line for line in _text(output).splitlines() if line.strip()]
     without_advice = [line for line in without_help(lines) if line]
-    last = (without_advice or lines)[-_SHOWN_LINES:]
-    if len(last) == 1 and cause and last[0].strip().startswith(cause[:_LINE_LIMIT]):
+    last = (without_advice or lines)[-_MAX_SHOWN_LINES:]
+    if len(last) == 1 and cause and last[0].strip().startswith(cause[:_MAX_LINE_CHARACTERS]):
         return ""
     return "\n".join(last)
 
@@ -540,4 +542,5 @@ def _end_of(returncode: int | None, counted: int | None, outside: OutsideEvidenc
 
 
 _TRACEBACK = "Traceback (most recent call last):"
-_NOTES = 5
+_MAX_NOTES = 5
+"""Notes that a failure has at most."""

@@ -77,6 +77,7 @@ class Outcome(NamedTuple):
         end = f"{self.place}: {self.end}" if self.place else ""
         head = "\n".join(filter(None, (self.memory, self.cause, end, *self.notes)))
         frames, message = self.frames, self.message
+        # Characters for both, without the two newlines between the three parts.
         room = names.FAILURE_TEXT_LIMIT - len(head) - 2
         if frames and len(frames) + len(message) > room:
             room_for_message = room - min(len(frames), _FRAMES_LEAST)
@@ -147,6 +148,8 @@ _FRAMES_LEAST = 200
 def exit_status(wait_status: int) -> int:
     """Convert a return code to an exit status: 128 + signal for a negative one, as a shell does.
 
+    wait_status: a return code as of ``subprocess``, not the status of wait(2).
+
     >>> exit_status(3), exit_status(-9)
     (3, 137)
     """
@@ -158,13 +161,18 @@ def exit_status(wait_status: int) -> int:
 def returncode_of(wait_status: int) -> int:
     """Convert a wait status to a return code, negative after a signal. Source: wait(2).
 
+    A wait status has the signal in its lowest seven bits, and the exit status eight bits higher.
+
     >>> returncode_of(3 << 8), returncode_of(9)
     (3, -9)
     """
-    number = wait_status & 0x7F
+    number = wait_status & _SIGNAL_BITS
     if number:
         return -number
-    return wait_status >> 8 & 0xFF
+    return wait_status >> _EXIT_STATUS_SHIFT & _EXIT_STATUS_BITS
+
+
+_SIGNAL_BITS, _EXIT_STATUS_SHIFT, _EXIT_STATUS_BITS = 0x7F, 8, 0xFF
 
 
 LAST_SIGNAL = 64
@@ -274,5 +282,6 @@ def shorten(text: str, limit: int = names.FAILURE_TEXT_LIMIT) -> str:
     if len(text) <= limit:
         return text
     mark = "\n[...]\n"
+    # Two fifths of the limit: the end has the innermost frames, and needs more.
     head = limit * 2 // 5
     return text[:head] + mark + text[len(text) - (limit - head - len(mark)) :]

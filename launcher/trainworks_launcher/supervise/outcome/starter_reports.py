@@ -58,6 +58,9 @@ def report_of(tail: bytes, ranks_by: str = "") -> Report:
     return Report()
 
 
+_LAST_EXIT_STATUS = 0xFF
+
+
 def printed_code(number: int) -> int:
     """Return the return code for a number that a starter prints.
 
@@ -66,7 +69,8 @@ def printed_code(number: int) -> int:
     >>> printed_code(-9), printed_code(-256), printed_code(9 << 8)
     (-9, 1, 9)
     """
-    if -LAST_SIGNAL <= number <= 0xFF:
+    # Within these limits it is a return code; a wait status is larger.
+    if -LAST_SIGNAL <= number <= _LAST_EXIT_STATUS:
         return number
     return returncode_of(abs(number))
 
