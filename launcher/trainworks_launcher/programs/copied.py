@@ -32,7 +32,10 @@ _NO_SOURCE = frozenset(
     ("build", "dist", "__pycache__", ".git", ".hg", ".svn", ".tox", ".nox", "node_modules", "wandb")
 )
 _LIMIT_BYTES = 1 << 30
+"""Size of a project above which it is installed without a copy."""
+
 _REASON_CHARACTERS = 300
+"""Length of an error in the line that there is no copy."""
 
 
 class _Copying:
@@ -154,6 +157,8 @@ def private_copy(top: str, root: str = "project") -> str:
 
 def main(words: list[str]) -> int:
     """Copy the project in the current directory, and become the command.
+
+    Does not return. Raises OSError if the command cannot be started.
 
     Args:
         words: COMMAND, ``--`` and more words, of which ``.`` is replaced by the copy.

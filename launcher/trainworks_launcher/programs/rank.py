@@ -41,6 +41,18 @@ _RESULTS = ("SM_MODEL_DIR", "SM_OUTPUT_DIR", "SM_OUTPUT_DATA_DIR", "SM_OUTPUT_IN
 _SOCKET = "ranks"  # ranks.SOCKET
 _FAILURES = "TORCHELASTIC_RESTART_COUNT"
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+_INT_BYTES = 4
+"""Size of a C int: a descriptor in a message (SCM_RIGHTS, unix(7))."""
+
+_MAX_PATH_CHARACTERS = 2047
+"""Length of the path of torch's error file in the report, which is one message of bounded size."""
+
+_USAGE, _OTHER_SIZE, _NO_ENVIRONMENT = 64, 66, 70
+"""Exit statuses, see ``main``."""
+
+_NOT_EXECUTABLE, _NOT_FOUND = 126, 127
+"""Exit statuses of a shell for a program that it cannot start."""
+
 _ANSWER_SECONDS = 30.0
 _FROM_MPIRUN = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "ORTE_", "OPAL_")
 _RANK = ("OMPI_COMM_WORLD_RANK", "RANK")
@@ -64,7 +76,7 @@ def main(arguments: list[str]) -> int:
         arguments = arguments[2:]
     if len(arguments) < 2 or arguments[0] != "--":
         sys.stderr.write("usage: rank.py [--size N] [--keep NAME,NAME] -- PROGRAM [ARGUMENT...]\n")
-        return 64
+        return _USAGE
     keep = None
     if "--keep" in options:
         keep = frozenset(options["--keep"].split(","))
@@ -79,13 +91,14 @@ def main(arguments: list[str]) -> int:
             sys.stderr.write(
                 f"trainworks: a directory that the script writes to cannot be used: {error}\n"
             )
-            return 64
+            return _USAGE
+    # -1 under torchrun, which starts as many ranks as it was told.
     size = _number(_SIZE)
     if size >= 0 and str(size) != options.get("--size", str(size)):
         sys.stderr.write(
             f"trainworks: mpirun started {size} rank(s), and the job has {options['--size']}\n"
         )
-        return 66
+        return _OTHER_SIZE
     # Without --keep (torchrun) the rank has the inherited environment.
     environment: dict[str, str] = {**os.environ, **restarted(), **place_in_the_plan()}
     cwd = os.curdir
@@ -100,7 +113,7 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(
             f"trainworks: this rank cannot read the environment of its host: {error}\n"
         )
-        return 70
+        return _NO_ENVIRONMENT
     try:
         os.chdir(cwd)
         try:
@@ -112,7 +125,7 @@ def main(arguments: list[str]) -> int:
             os.execve("/bin/sh", ("/bin/sh", *program), environment)
     except OSError as error:
         sys.stderr.write(f"trainworks: cannot start {program[0]!r} in {cwd!r}: {error}\n")
-        return 126 if isinstance(error, PermissionError) else 127
+        return _NOT_EXECUTABLE if isinstance(error, PermissionError) else _NOT_FOUND
 
 
 def _make_result_directories() -> None:
@@ -162,7 +175,7 @@ def _report(directory: str) -> None:
     header = {
         "rank": _number(_RANK),
         "local_rank": _number(_LOCAL_RANK),
-        "errors": errors if len(errors) < 2048 else "",
+        "errors": errors if len(errors) <= _MAX_PATH_CHARACTERS else "",
     }
     runtime = os.open(directory, os.O_PATH | os.O_DIRECTORY)
     # Read end and write end of standard output, then of standard error.
@@ -172,7 +185,7 @@ def _report(directory: str) -> None:
             connection.settimeout(_ANSWER_SECONDS)
             # Through the descriptor, because a socket's address holds at most 107 bytes of path.
             connection.connect(f"/proc/self/fd/{runtime}/{_SOCKET}")
-            rights = b"".join(end.to_bytes(4, sys.byteorder) for end in pipes[::2])
+            rights = b"".join(end.to_bytes(_INT_BYTES, sys.byteorder) for end in pipes[::2])
             message = json.dumps(header).encode() + b"\n"
             connection.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
             if not connection.recv(1):
@@ -189,7 +202,8 @@ def restarted() -> Mapping[str, str]:
     """Return variables for a rank that torchrun restarts: the count, and the newest checkpoint.
 
     {} at the first start of a rank, and for a rank that torchrun has not started. Each call counts
-    a start.
+    a start, in a file. After a restart the directory of checkpoints is searched, which may take a
+    while on a slow file system.
     """
     restarts = _number((_FAILURES,))
     if restarts >= 0:

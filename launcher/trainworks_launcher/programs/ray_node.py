@@ -47,6 +47,7 @@ def main(arguments: list[str]) -> int:
         )
         return 64
     leader, port, limit = arguments[0], int(arguments[1]), arguments[2]
+    # WHAT: head, worker, or the number of hosts for which the program on the leader waits.
     kind, program = arguments[3], arguments[5:]
     deadline, env = time.monotonic() + float(limit), dict(os.environ)
     if kind == "head":

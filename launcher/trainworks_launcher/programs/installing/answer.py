@@ -115,7 +115,8 @@ class Answer:
         elif not installed_version:
             self._adapt_to_needs(line, requested)
         elif not _allows(line.requirement, installed_version):
-            # The image keeps its own. A request for a later release cannot be fulfilled so.
+            # The image keeps its own. A request for a later release cannot be fulfilled so: that is
+            # a limit of another kind than "<", "<=" and "!=".
             limits = [limit.version for limit in specifier if limit.operator[0] not in "<!"]
             if any(is_later(version, installed_version) for version in limits):
                 self._newer[name] = str(specifier)
@@ -134,6 +135,8 @@ class Answer:
 
     def _adapt_to_needs(self, line: Line, requested: str) -> None:
         """Leave out a line for one version that a package of the image does not allow.
+
+        Adds to ``excluded`` and ``notes``. Other lines stay.
 
         Args:
             line: The line.
@@ -156,7 +159,8 @@ class Answer:
     def _free_companions(self, lines: Sequence[Line], companions: Mapping[str, str]) -> list[str]:
         """Let companions of a replaced framework have any version.
 
-        The user's version belongs to the framework that was requested.
+        The user's version belongs to the framework that was requested. Replaces such lines in
+        ``lines`` by their name alone, and adds to ``notes``.
 
         Args:
             lines: All lines.
@@ -172,8 +176,10 @@ class Answer:
                 continue
             exact = _versions_matching(r"===?[^*]+$", line)
             build = build_of(self._python, framework, self.kept.get(framework, ""))
+            # The part behind "+" names the build of a version: cu121 of VERSION+cu121.
             own = build.partition("+")[2]
             builds = {version.partition("+")[2] for version in exact} - {"", own}
+            # The user's framework is not installed, and this line is for just one version.
             is_answered = framework in self.excluded and (exact or line.requirement.url)
             if not is_answered and not builds:
                 continue
@@ -196,6 +202,9 @@ class Answer:
 
     def _adapt_index(self, line: Line, own: str) -> None:
         """Leave out an index of the framework's vendor with another build than the image's.
+
+        Removes the line from ``lines``, adds its place to ``left``, and prints a line. Other lines
+        stay.
 
         Args:
             line: A line of options, for example ``--extra-index-url https://...``.

@@ -81,6 +81,7 @@ def read_file(python: Any, file: Path, options: set[str]) -> Iterator[Line]:
     Raises:
         RefusedError: The file or a line is of another tool, or pip cannot read it.
     """
+    # By its name, the file is another tool's: the sentence says what writes a file for pip.
     for pattern, sentence in _OTHERS.items():
         if re.fullmatch(pattern, file.name):
             raise RefusedError(f"{file} {sentence}")
@@ -363,7 +364,13 @@ def read_lock(file: Path, words: Sequence[str], installation: Any) -> Iterator[L
     uv itself installs such a file as a whole or not at all, and so would replace packages that the
     image keeps.
 
-    Raises RefusedError.
+    Args:
+        file: The lock.
+        words: Options of uv for extras and groups.
+        installation: Calls of uv, which selects the packages without installing them.
+
+    Raises:
+        RefusedError: uv cannot use the lock, or the file cannot be read.
     """
     python = installation.python
     selected = python.selected(installation, ("-r", str(file), *words))
@@ -379,6 +386,7 @@ def read_lock(file: Path, words: Sequence[str], installation: Any) -> Iterator[L
 
     indexes: set[str] = set()
     for several in rows.values():
+        # Of several rows of a package the first whose marker is true; else the first one.
         row = several[0]
         if len(several) > 1:
             for candidate in several:
@@ -472,12 +480,18 @@ class Reading:
 
 
 def read_words(python: Any, words: Sequence[str], installation: Any) -> Reading:
-    """Read the files in the words of ``pip install``, each by its kind. Raises RefusedError.
+    """Read the files in the words of ``pip install``, each by its kind.
+
+    Nothing is installed. uv may be called to read a lock. In a job, folders in requirements files
+    are copied (``_with_private_copy``).
 
     Args:
         python: The Python that gets the packages.
         words: The words.
-        installation: Calls of uv; None without uv, with which only pip's files can be read.
+        installation: Calls of uv; None without uv, where only pip's files can be read.
+
+    Raises:
+        RefusedError: A file or a line cannot be read, or is for another Python or another tool.
     """
     reading, rest = Reading(python), iter(words)
     files: list[Path] = []
@@ -540,6 +554,7 @@ def _read(
     is_pylock = _PYLOCK.fullmatch(file.name) is not None
     is_lock = is_pylock or file.name == _UV_LOCK
     is_script = file.suffix == ".py"
+    # Any other name is that of a requirements file of pip.
     if not is_lock and not is_script and file.name != _PROJECT:
         reading.lines += read_file(reading.python, file, reading.options)
         return

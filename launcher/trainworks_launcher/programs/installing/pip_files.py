@@ -328,6 +328,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str, str]]:
         is_comment = line.lstrip().startswith("#")
         if not parts:
             start = number
+        # A comment with a backslash at its end does not go on, but ends the lines before it.
         if line.endswith("\\") and not is_comment:
             parts.append(line.rstrip("\\"))
             continue
