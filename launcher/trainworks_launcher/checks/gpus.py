@@ -45,6 +45,10 @@ knows has a query of its own.
 """
 
 _NO_DRIVER, _LOST, _MISMATCH = 9, 15, 18
+"""Exit statuses of nvidia-smi: the driver is not loaded; a GPU has fallen off the bus; library and
+kernel module differ.
+"""
+
 _GONE = {
     "[GPU is lost]": "is lost: it has fallen off the bus",
     "[GPU requires reset]": "has to be reset before it can be used",
@@ -117,6 +121,7 @@ def query_gpus(limit: float) -> Gpus:
         return Gpus(problem=f"{PROGRAM} was ended by signal {-status}")
     by_uuid: dict[str, dict[str, str]] = {}
     for query, answer, process in zip(_QUERIES, answers, started):
+        # A lost GPU gives every query the same status, and the lines of the others.
         if process.poll() not in (0, status):
             # The driver does not know a field of this query.
             continue
@@ -162,7 +167,8 @@ def _start_cuda(deadline: float) -> int | None:
 def read_use(visible: Sequence[str] | None, limit: float) -> list[tuple[int, int, int]]:
     """Return (index, percent of the time, bytes of memory in use) of the GPUs.
 
-    GPUs without these figures are left out.
+    GPUs without these figures are left out. Runs nvidia-smi; ``[]`` if it is not there, or has not
+    answered in time.
 
     Args:
         visible: The GPUs that the job may use, by number or UUID; None for all.
@@ -179,6 +185,7 @@ def read_use(visible: Sequence[str] | None, limit: float) -> list[tuple[int, int
         if not use.isdigit() or not memory.isdigit():
             continue
         if is_visible(visible, index, row[_UUID]):
+            # nvidia-smi prints MiB.
             rows.append((index, int(use), int(memory) << 20))
     return rows
 
@@ -243,7 +250,9 @@ def _rows(text: str | None, fields: Sequence[str]) -> Iterator[dict[str, str]]:
 
 
 def find_gpu_problems(checks: Checks, gpus: Gpus) -> Iterator[Finding]:
-    """Yield the problems of the driver and the GPUs of a host.
+    """Yield the problems of the driver and the GPUs of a host. Nothing is queried.
+
+    Of GPUs that the job may not use, only a loss is a problem.
 
     Args:
         checks: The expected values.

@@ -248,7 +248,8 @@ def to_table(plan: NodePlan, rows: Sequence[Row], width: int, ranks: Sequence[st
     lines = [f"mode {plan.mode}, host {plan.host} ({plan.role})"]
     if ranks:
         lines += ["", *ranks]
-    # The name has at most 3 tenths of the line, the value 4 tenths of the rest.
+    # The name has at most 3 tenths of the line, the value 4 tenths of the rest. The reason has what
+    # is left.
     name_width = min(max((len(row.name) for row in rows), default=0), width * 3 // 10)
     origin_width = max((len(row.origin) for row in rows), default=0)
     rest = width - name_width - origin_width - _BLANKS
@@ -279,6 +280,7 @@ def _format_row(cells: tuple[str, str, str, str], widths: Sequence[int]) -> list
         widths: Characters of each column.
     """
     name, value, *others = (_wrapped(cell, width) for cell, width in zip(cells, widths))
+    # A name with a word that is too long stands above the row, such a value below it.
     above: list[str] = []
     below: list[str] = []
     if max(map(len, name)) > widths[0]:

@@ -116,7 +116,7 @@ class _Parser:
         self._dialect = dialect
         self._where = where
         self._parameters: dict[str, str] = {}
-        self._classes: dict[str, str] = {}
+        self._classes: dict[str, str] = {}  # parameter -> its option, where that is not --mca
         self._exports: dict[str, str] = {}
         self._forwarded: dict[str, None] = {}
         self._keyed: dict[str, tuple[str, ...]] = {}
@@ -147,13 +147,15 @@ class _Parser:
             self._refuse_stray_word(word)
             return
         if equals and option not in self._dialect.optional:
-            # Both versions refuse --OPTION=VALUE, which can only mean the value.
+            # Both versions refuse --OPTION=VALUE, which can only mean the value: it is put back as
+            # a word of its own.
             self.words.insert(0, value)
         if option in MCA_OPTIONS:
             self._take_parameter(word, option)
         elif option in ("x", "NCCL_DEBUG"):
             self._take_export(word, option)
         elif option in OURS:
+            # Words to skip. Of an option that this version does not have, one.
             values = 0 if equals else self._dialect.options.get(option, 1)
             self._refuse(word, f"leave it out: {OURS[option]}", values)
             if equals and option not in self._dialect.optional:
@@ -331,7 +333,9 @@ class _Parser:
             self._left_out.add("bind-to")
 
     def _take_known(self, word: str, option: str, value: str | None) -> None:
-        """Parse an option of the installed mpirun, which is passed on.
+        """Parse an option of the installed mpirun, which is passed on, or add a problem.
+
+        The launcher's options that conflict with it are left out.
 
         Args:
             word: The option as the user writes it.
@@ -449,6 +453,7 @@ def merge_parameters(
             text = f"MCA parameters {name} and {opposite} are both given"
             problems.append(Problem(text, where, "Open MPI accepts one of them"))
     image = _from_environment(variables, dialect)
+    # The launcher's parameters, with the container's value where there is one.
     remaining: list[Setting] = []
     for setting in ours:
         opposite = _opposite(setting.name)
