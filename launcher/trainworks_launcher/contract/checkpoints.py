@@ -33,26 +33,28 @@ TRACKERS = (
 
 # SageMaker writes these files beside the uploaded files.
 _SYNC_MARKS = (".sagemaker-uploading", ".sagemaker-uploaded")
-_TEMPORARY = re.compile(r"\.(tmp|part|partial|incomplete)$|^tmp")
+_TEMPORARY_NAME = re.compile(r"\.(tmp|part|partial|incomplete)$|^tmp")
 """Name of a file or directory that is still being written."""
 
-_NAMED = re.compile(r"(checkpoint|ckpt|epoch|step|iter)\w*?[-_=]?\d", re.IGNORECASE)
+_CHECKPOINT_NAME = re.compile(r"(checkpoint|ckpt|epoch|step|iter)\w*?[-_=]?\d", re.IGNORECASE)
 """Name of a directory that is a checkpoint itself, for example ``checkpoint-400``."""
 
-_LIKELY = re.compile(r"checkpoint|ckpt|epoch|step|iter|snapshot|last", re.IGNORECASE)
+_LIKELY_NAME = re.compile(r"checkpoint|ckpt|epoch|step|iter|snapshot|last", re.IGNORECASE)
 """Words in the name of a file of torch that is a checkpoint; other files may be any tensors."""
 
-_WEIGHTS = (".ckpt", ".pt", ".pth", ".bin", ".safetensors")
+_CHECKED_SUFFIXES = (".ckpt", ".pt", ".pth", ".bin", ".safetensors")
 """Suffixes of files that can be checked for a missing end."""
 
-_SHARD = re.compile(rb"__\d+_\d+\.distcp")
+_SHARD_NAME = re.compile(rb"__\d+_\d+\.distcp")
 """Name of a part of torch.distributed.checkpoint, as ``.metadata`` has it."""
 
-_STEP = re.compile(r"(?:step|iter)\w*?[-_=]?(\d{1,15})|^checkpoint-(\d{1,15})$", re.IGNORECASE)
-_DEPTH = 4
+_STEP_IN_NAME = re.compile(
+    r"(?:step|iter)\w*?[-_=]?(\d{1,15})|^checkpoint-(\d{1,15})$", re.IGNORECASE
+)
+_MAX_DEPTH = 4
 """Levels of directories below the directory of checkpoints that are searched."""
 
-_ENTRIES = 5000
+_MAX_ENTRIES = 5000
 """Limit of entries: a large directory on a network file system must not delay the job."""
 
 _TRACKER_BYTES = 256
@@ -113,7 +115,7 @@ def step_in(name: str) -> int:
 
     ``checkpoint-400`` is a step of transformers' Trainer. Other numbers may be epochs.
     """
-    matches = _STEP.findall(Path(name).name)
+    matches = _STEP_IN_NAME.findall(Path(name).name)
     if not matches:
         return -1
     digits, trainer_digits = matches[-1]
@@ -129,7 +131,7 @@ def has_younger(directory: str, since: float) -> bool:
     for folder, _, names in os.walk(directory):
         for name in names:
             count += 1
-            if count > _ENTRIES:
+            if count > _MAX_ENTRIES:
                 return True
             if not name.endswith(_SYNC_MARKS) and _written(Path(folder, name)) >= since:
                 return True
@@ -145,7 +147,7 @@ def state_of(directory: str) -> int | None:
     files: set[tuple[str, int, int]] = set()
     for folder, _, names in os.walk(directory):
         for name in names:
-            if len(files) >= _ENTRIES:
+            if len(files) >= _MAX_ENTRIES:
                 return None
             if not name.endswith(_SYNC_MARKS):
                 path = os.path.join(folder, name)  # noqa: PTH118
@@ -158,8 +160,8 @@ def state_of(directory: str) -> int | None:
 def _checkpoints(directory: Path) -> Iterator[Checkpoint]:
     """Yield the complete checkpoints below a directory, in no order.
 
-    At most _DEPTH levels and _ENTRIES entries are searched. Nothing is raised: what cannot be read
-    counts as empty.
+    At most _MAX_DEPTH levels and _MAX_ENTRIES entries are searched. Nothing is raised: what cannot
+    be read counts as empty.
     """
     waiting, count = [(directory, 0)], 0
     while waiting:
@@ -168,12 +170,12 @@ def _checkpoints(directory: Path) -> Iterator[Checkpoint]:
         tracked = _tracked(entries)
         for path in entries:
             count += 1
-            if count > _ENTRIES:
+            if count > _MAX_ENTRIES:
                 return
-            if path.name.endswith(_SYNC_MARKS) or _TEMPORARY.search(path.name):
+            if path.name.endswith(_SYNC_MARKS) or _TEMPORARY_NAME.search(path.name):
                 continue
             if not path.is_dir():
-                is_of_torch = path.suffix in (".pt", ".pth") and _LIKELY.search(path.name)
+                is_of_torch = path.suffix in (".pt", ".pth") and _LIKELY_NAME.search(path.name)
                 if (path.suffix == ".ckpt" or is_of_torch) and _is_complete(path):
                     yield Checkpoint(path, _step(path.name), _written(path))
                 continue
@@ -183,7 +185,7 @@ def _checkpoints(directory: Path) -> Iterator[Checkpoint]:
                 last = path
             if last is not None and _is_complete_directory(path):
                 yield Checkpoint(path, _step(path.name), _written(last))
-            elif last is None and not _NAMED.match(path.name) and depth < _DEPTH:
+            elif last is None and not _CHECKPOINT_NAME.match(path.name) and depth < _MAX_DEPTH:
                 waiting.append((path, depth + 1))
 
 
@@ -244,10 +246,10 @@ def _is_complete_directory(folder: Path) -> bool:
             path = Path(place, name)
             if name.endswith(_SYNC_MARKS):
                 continue
-            if _TEMPORARY.search(name) or not _is_complete(path):
+            if _TEMPORARY_NAME.search(name) or not _is_complete(path):
                 return False
             if name == ".metadata":
-                shards = _SHARD.findall(_read(path, _HEADER_BYTES))
+                shards = _SHARD_NAME.findall(_read(path, _HEADER_BYTES))
                 required.update(shard.decode() for shard in shards)
             elif name.endswith(".index.json"):
                 required.update(_shards_of_index(path))
@@ -265,7 +267,7 @@ def _read(path: Path, limit: int) -> bytes:
         return b""
 
 
-_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+_MALFORMED_ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 """Raised for JSON of another form than expected: other types, missing or too few entries, or
 lists nested too deep.
 """
@@ -279,7 +281,7 @@ def _shards_of_index(path: Path) -> set[str]:
     try:
         index = json.loads(_read(path, _HEADER_BYTES))
         shards = index["weight_map"].values()
-    except _MALFORMED:
+    except _MALFORMED_ERRORS:
         return {""}
     return set(map(str, shards))
 
@@ -290,7 +292,7 @@ def _is_complete(path: Path) -> bool:
     torch.save's zip has its directory at the end; the header of safetensors has the file's length.
     The older form of torch.save has neither: such a file is complete unless it is empty.
     """
-    if path.suffix not in _WEIGHTS:
+    if path.suffix not in _CHECKED_SUFFIXES:
         return True
     try:
         size = path.stat().st_size
@@ -311,5 +313,5 @@ def _is_complete(path: Path) -> bool:
                 opened.seek(max(0, size - _ZIP_END_BYTES))
                 return _ZIP_END in opened.read()
             return size > 0
-    except (OSError, *_MALFORMED):
+    except (OSError, *_MALFORMED_ERRORS):
         return False

@@ -170,7 +170,7 @@ _CONNECTION = re.compile(
 )
 """Secrets in connection strings (Azure, ODBC, ADO.NET): pairs separated by ``;``."""
 
-_MARKED = re.compile(
+_MARKED_TOKEN = re.compile(
     r"(\bAuthorization['\"]?\s*[:=]\s*['\"]?(?:Basic|Bearer|token)\s+|\bBearer\s+(?=\S*\d)"
     r"|\bX-(?:Amz|Goog)-(?:Signature|Security-Token|Credential)=|[?&](?:Signature|AWSAccessKeyId|sig|token|access_token)="
     r"|\b(?:aws_?)?(?:secret_?access_?key|session_?token)['\"]?\s*[:=]\s*['\"]?(?=[^\s'\"]{16}))"
@@ -185,7 +185,7 @@ def redact_tokens(text: str) -> str:
     >>> redact_tokens("403 for s3.example/k?X-Amz-Signature=0a1b2c3d4e5f&X-Amz-Date=20261125")
     '403 for s3.example/k?X-Amz-Signature=******&X-Amz-Date=20261125'
     """
-    for marked in (_WEBHOOK, _CONNECTION, _MARKED):
+    for marked in (_WEBHOOK, _CONNECTION, _MARKED_TOKEN):
         text = marked.sub(rf"\g<1>{MASK}", text)
     return _TOKENS.sub(MASK, text)
 

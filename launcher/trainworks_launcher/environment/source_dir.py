@@ -27,8 +27,8 @@ _ENTRIES_LIMIT = 20_000
 _READ_LIMIT = 1 << 20
 """Bytes of a pyproject.toml or of a script that are searched."""
 
-_PROJECT = rb"^\s*\[\s*(project|build-system)\s*\]"
-_OBJECT = r"s3://[^/\s]+/.*[^/]"
+_PROJECT_TABLE = rb"^\s*\[\s*(project|build-system)\s*\]"
+_OBJECT_ADDRESS = r"s3://[^/\s]+/.*[^/]"
 _MAX_SHOWN_FILES = 5
 """Files that a note names."""
 
@@ -75,7 +75,7 @@ def inspect_program(
 _ENTRY_LIMIT = 1 << 26
 """Size in bytes up to which an entry point is read for its digest."""
 
-_MPI = rb"^\s*(?:from|import)\s+mpi4py\b"
+_IMPORT_OF_MPI = rb"^\s*(?:from|import)\s+mpi4py\b"
 
 
 def entry_files(code: Code, words: Sequence[str]) -> tuple[Path, ...]:
@@ -130,7 +130,7 @@ def digest_of_entry(code: Code, words: Sequence[str]) -> str:
 def imports_mpi(code: Code, words: Sequence[str]) -> bool:
     """Return whether a script of the program has a line that imports mpi4py."""
     for path in entry_files(code, words):
-        if path.suffix == ".py" and re.search(_MPI, _read_beginning(path), re.MULTILINE):
+        if path.suffix == ".py" and re.search(_IMPORT_OF_MPI, _read_beginning(path), re.MULTILINE):
             return True
     return False
 
@@ -182,7 +182,7 @@ def _inspect_address(address: str, directory: str, program: str) -> tuple[Code, 
             f" that are in {directory} already, and wins"
         )
     code = Code(directory, archive=address, notes=tuple(notes))
-    if re.fullmatch(_OBJECT, address):
+    if re.fullmatch(_OBJECT_ADDRESS, address):
         return code, []
     advice = "give the address of a tar.gz: s3://BUCKET/KEY"
     return code, [Problem(f"{address!r} is not the address of an archive", "code", advice)]
@@ -248,7 +248,7 @@ def _inspect_directory(location: str, program: str) -> Code:
         project = setup
     elif pyproject in entries:
         beginning = _read_beginning(Path(location, pyproject))
-        if re.search(_PROJECT, beginning, re.MULTILINE):
+        if re.search(_PROJECT_TABLE, beginning, re.MULTILINE):
             project = pyproject
     return Code(
         directory=location, entries=tuple(entries), executable=tuple(executable), project=project
@@ -339,7 +339,7 @@ def _inspect_archive(archive: str, directory: str, program: str) -> tuple[Code, 
     # A project file of the archive replaces the directory's; setup.py counts before pyproject.toml.
     setup, pyproject = PROJECT_FILES
     project = "" if existing.project in entries else existing.project
-    is_project = re.search(_PROJECT, project_file, re.MULTILINE) is not None
+    is_project = re.search(_PROJECT_TABLE, project_file, re.MULTILINE) is not None
     if is_project and not project:
         project = pyproject
     if setup in entries:

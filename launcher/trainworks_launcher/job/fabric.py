@@ -21,7 +21,7 @@ LOCKED_BYTES = 128 << 20
 Source: EC2 user guide, Get started with EFA, which requires memlock unlimited.
 """
 
-_PROVIDER = "FI_PROVIDER"
+_PROVIDER_VARIABLE = "FI_PROVIDER"
 _CANNOT_USE = "this container cannot use EFA"
 
 
@@ -49,7 +49,7 @@ class Fabric(NamedTuple):
         are always kept.
         """
         word = value.strip().lower()
-        if name == _PROVIDER:
+        if name == _PROVIDER_VARIABLE:
             uses_efa = word == "efa"
         else:
             uses_efa = word not in ("", "0")
@@ -154,7 +154,7 @@ def _without(why: str, inherited: Mapping[str, str], warnings: Sequence[str] = (
 
     why: the reason, such as ``this host has no EFA device``.
     """
-    fabric = Fabric(unusable=MappingProxyType({_PROVIDER: why}))
+    fabric = Fabric(unusable=MappingProxyType({_PROVIDER_VARIABLE: why}))
     return fabric._replace(warnings=(*warnings, *_warn_of_left_out(fabric, inherited)))
 
 

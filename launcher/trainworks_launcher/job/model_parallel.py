@@ -17,10 +17,10 @@ from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem, nearest
 from trainworks_launcher.contract.json_values import Json, decode, mapping
 
-_OLD, _NEW = "partitions", "pipeline_parallel_degree"
+_OLD_DEGREE, _NEW_DEGREE = "partitions", "pipeline_parallel_degree"
 """The old and the new name of one parameter. Hugging Face's Trainer reads only the old name."""
 
-_SHARDED = "sharded_data_parallel_degree"
+_SHARDED_DEGREE = "sharded_data_parallel_degree"
 
 OPEN_LIBRARY = "trainworks-smdistributed"
 """The distribution with this project's own smddp and smp; the image's manifest protects it."""
@@ -155,8 +155,8 @@ def parameters(
 
 def complete(parameters: Mapping[str, Json]) -> dict[str, Json]:
     """Return the parameters with the pipeline degree under both of its names; default: 1."""
-    degree = parameters.get(_NEW, parameters.get(_OLD, 1))
-    return {**parameters, _OLD: degree, _NEW: degree}
+    degree = parameters.get(_NEW_DEGREE, parameters.get(_OLD_DEGREE, 1))
+    return {**parameters, _OLD_DEGREE: degree, _NEW_DEGREE: degree}
 
 
 def check(value: Json, where: str) -> list[Problem]:
@@ -186,10 +186,12 @@ def _check_degree(value: Mapping[str, Json], where: str) -> list[Problem]:
     The guide requires this number. Only its page on sharded data parallelism has none, because
     sharding splits the model in another way.
     """
-    if _NEW in value or _OLD in value or _SHARDED in value:
+    if _NEW_DEGREE in value or _OLD_DEGREE in value or _SHARDED_DEGREE in value:
         return []
-    problem = f"neither {_NEW} nor {_OLD} says into how many partitions the model is split"
-    advice = f"give {_NEW}, or its older name {_OLD}: 1 keeps the model whole"
+    problem = (
+        f"neither {_NEW_DEGREE} nor {_OLD_DEGREE} says into how many partitions the model is split"
+    )
+    advice = f"give {_NEW_DEGREE}, or its older name {_OLD_DEGREE}: 1 keeps the model whole"
     return [Problem(problem, where, advice)]
 
 
@@ -218,7 +220,7 @@ def check_processes(value: Json, where: str, processes: int) -> list[Problem]:
     """
     parameters = complete(mapping(value))
     degrees: list[int] = []
-    for name in (_NEW, "tensor_parallel_degree", _SHARDED):
+    for name in (_NEW_DEGREE, "tensor_parallel_degree", _SHARDED_DEGREE):
         degree = parameters.get(name, 1)
         if not _is_whole(degree, 1):
             # ``check`` refuses it.
@@ -230,7 +232,7 @@ def check_processes(value: Json, where: str, processes: int) -> list[Problem]:
     problems: list[Problem] = []
     if processes % split:
         problem = (
-            f"{processes} process(es) for models of {split}: {_NEW} {pipeline} x"
+            f"{processes} process(es) for models of {split}: {_NEW_DEGREE} {pipeline} x"
             f" tensor_parallel_degree {tensor}"
         )
         advice = f"start a multiple of {split} processes, or change a degree"
@@ -295,10 +297,10 @@ def _check_rules(present: Mapping[str, Json], where: str) -> list[Problem]:
     has the parameters, for the problems.
     """
     problems: list[Problem] = []
-    old, new = present.get(_OLD), present.get(_NEW)
+    old, new = present.get(_OLD_DEGREE), present.get(_NEW_DEGREE)
     if old is not None and new is not None and old != new:
-        problem = f"{_OLD} is {old!r} and {_NEW} is {new!r}"
-        advice = f"they are the old and the new name of one parameter: keep {_NEW}"
+        problem = f"{_OLD_DEGREE} is {old!r} and {_NEW_DEGREE} is {new!r}"
+        advice = f"they are the old and the new name of one parameter: keep {_NEW_DEGREE}"
         problems.append(Problem(problem, where, advice))
     # With the pipeline degree under both names: a rule may be about either.
     parameters = complete(present)

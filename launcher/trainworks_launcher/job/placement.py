@@ -40,7 +40,7 @@ _IPV6_MODES = ("none", ELASTIC)
 mpirun reads the text after a colon as a number of slots, TensorFlow as a port.
 """
 
-_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+_HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
 class Placement(NamedTuple):
@@ -277,7 +277,7 @@ def _read_hosts(environment: Environment, reader: Reader) -> tuple[str, ...]:
     if not hosts:
         reader.refuse("'hosts' is missing or empty", where, "list every host of the job")
         hosts = (environment.hosts.current or environment.hostname,)
-    malformed = [name for name in hosts if not _HOST.fullmatch(name) and not _is_ipv6(name)]
+    malformed = [name for name in hosts if not _HOST_NAME.fullmatch(name) and not _is_ipv6(name)]
     if malformed:
         advice = "use letters, digits, . - or an address such as 10.0.0.1 or fd00::1"
         reader.refuse(f"{malformed[0]!r} is not a host name", f"{where}: hosts", advice)

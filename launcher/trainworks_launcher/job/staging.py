@@ -14,7 +14,7 @@ from trainworks_launcher.contract.settings import Reader, region_of
 from trainworks_launcher.environment.entry_point import REQUIREMENTS, Code, EntryPoint
 from trainworks_launcher.environment.environment import BOTO3, Environment
 
-_ARN = (
+_REPOSITORY_ARN = (
     r"arn:(?P<partition>[^:/]+):codeartifact:(?P<region>[a-z0-9-]+):(?P<owner>\d{12})"
     r":repository/(?P<domain>[a-z][a-z0-9-]+)/(?P<repository>[A-Za-z0-9][A-Za-z0-9._-]+)"
 )
@@ -48,7 +48,7 @@ def parse_repository(arn: str) -> Repository:
     >>> parse_repository(arn).domain
     'shared'
     """
-    match = re.fullmatch(_ARN, arn)
+    match = re.fullmatch(_REPOSITORY_ARN, arn)
     if not match:
         raise ValueError(f"{arn!r} is not the ARN of a CodeArtifact repository")
     return Repository(match["region"], match["owner"], match["domain"], match["repository"])

@@ -334,7 +334,7 @@ def _transport(plan: NodePlan) -> str:
     return "TCP, because this host has no EFA"
 
 
-_THREADS = "OMP_NUM_THREADS"
+_THREADS_VARIABLE = "OMP_NUM_THREADS"
 
 
 class _OpenMp(NamedTuple):
@@ -407,9 +407,9 @@ def network_variables(job: Job) -> tuple[Mapping[str, str], tuple[Reason, ...]]:
     for name, why in job.environment.results.why.items():
         reasons.append(Reason(name, why, Origin.PLATFORM))
     openmp = _openmp_of_rank(job)
-    if openmp.threads and _THREADS not in job.inherited:
-        variables[_THREADS] = str(openmp.threads)
-        reasons.append(Reason(_THREADS, openmp.why))
+    if openmp.threads and _THREADS_VARIABLE not in job.inherited:
+        variables[_THREADS_VARIABLE] = str(openmp.threads)
+        reasons.append(Reason(_THREADS_VARIABLE, openmp.why))
     for name, value in recorder_variables(job).items():
         variables[name] = value
         why = "torch writes down each rank's last collectives when NCCL's time-out ends the job"

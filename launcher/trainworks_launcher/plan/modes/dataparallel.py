@@ -16,16 +16,16 @@ from trainworks_launcher.plan.modes.common import Variable
 from trainworks_launcher.plan.modes.mpi import plan_ranks
 from trainworks_launcher.plan.plan import NodePlan, Reason
 
-_START = "smddprun"
+_SMDDPRUN = "smddprun"
 
 
 def plan(job: Job) -> NodePlan:
     """Plan the job's host. Raises RefusalError for contradictory options."""
     before: list[Reason] = []
-    smddprun = job.environment.programs.get(_START)
+    smddprun = job.environment.programs.get(_SMDDPRUN)
     if smddprun is not None:
         why = "smddp's own start of a rank, with its variables"
-        before.append(Reason(_START, why, Origin.IMAGE, (smddprun,)))
+        before.append(Reason(_SMDDPRUN, why, Origin.IMAGE, (smddprun,)))
     warnings = (*common.warn_of_library(job), *common.warn_without_gpu(job))
     return plan_ranks(job, _variables(job), before, warnings)
 

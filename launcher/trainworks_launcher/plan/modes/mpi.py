@@ -58,7 +58,7 @@ _SSH_CLIENTS_AT_ONCE = 128
 """The least limit of ssh clients at the same time: the default of Open MPI."""
 
 _INTERFACE_VARIABLE = "OMPI_MCA_btl_tcp_if_include"
-_INTERFACES = frozenset(("btl_tcp_if_include", "btl_tcp_if_exclude"))
+_INTERFACE_PARAMETERS = frozenset(("btl_tcp_if_include", "btl_tcp_if_exclude"))
 
 _NOT_HANDED_ON = frozenset((names.HOSTNAME_VARIABLE, "LD_PRELOAD", "HOME"))
 """Variables with the launcher's own value, besides HOST_SPECIFIC: not for ranks of other hosts."""
@@ -187,7 +187,7 @@ def _interface_variable(job: Job, user: UserOptions, dialect: Dialect) -> tuple[
     if is_chosen_by_platform or len(interfaces) < 2:
         return ()
     user_parameters = {dialect.canonical(parameter.name) for parameter in user.parameters}
-    for name in _INTERFACES:
+    for name in _INTERFACE_PARAMETERS:
         if name in user_parameters or f"OMPI_MCA_{name}" in job.inherited:
             return ()
     why = "MPI's traffic uses the interface of this host that reaches the others, and no other one"
