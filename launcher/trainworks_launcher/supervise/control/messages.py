@@ -113,11 +113,11 @@ def outcome_fields(outcome: Outcome) -> dict[str, Json]:
         "rank": outcome.rank,
         "notes": list(outcome.notes),
         "again": outcome.again,
-        **{name: getattr(outcome, name) for name in _TEXTS},
+        **{name: getattr(outcome, name) for name in _TEXT_FIELDS},
     }
 
 
-_TEXTS = ("cause", "memory", "place", "end", "frames", "message", "own", "stopped", "unsaved")
+_TEXT_FIELDS = ("cause", "memory", "place", "end", "frames", "message", "own", "stopped", "unsaved")
 
 
 def read_outcome(message: Message, sender: str) -> Outcome:
@@ -153,7 +153,7 @@ def read_outcome(message: Message, sender: str) -> Outcome:
         again=message.get("again") is True,
         restarts=0,
         lost_steps=None,
-        **{name: words(message.get(name)) for name in _TEXTS},
+        **{name: words(message.get(name)) for name in _TEXT_FIELDS},
     )
     if outcome.text.strip():
         return outcome

@@ -10,25 +10,25 @@ from trainworks_launcher.supervise.control.messages import one_line
 from trainworks_launcher.supervise.hang.missing_collectives import MissingCalls
 from trainworks_launcher.supervise.hang.stacks import Frame, Thread, main_thread
 
-_COLLECTIVES = re.compile(
+_COLLECTIVE_FILES = re.compile(
     r"/torch/distributed/(distributed_c10d|_functional_collectives)\.py$"
     r"|/horovod/\w+/mpi_ops\.py$|/mpi4py/util/\w+\.py$"
 )
 """Files with public functions in which a rank waits for others."""
 
-_TO_ONE = re.compile(r"send|recv|probe", re.IGNORECASE)
+_CALL_TO_ONE_RANK = re.compile(r"send|recv|probe", re.IGNORECASE)
 """Of those functions, and of MPI's and NCCL's: those that wait for one other rank, and are no
 collectives.
 """
 
-_STOPPED = {
+_STOPPED_STATES = {
     "T": "stopped (state T, by a signal such as SIGSTOP)",
     "t": "stopped by a debugger (state t)",
 }
 """State of proc(5) -> its meaning."""
 
-_LIBRARIES = ("/torch/distributed/", "/horovod/", "/mpi4py/")
-_DATA = "/torch/utils/data/"
+_COLLECTIVE_LIBRARIES = ("/torch/distributed/", "/horovod/", "/mpi4py/")
+_DATA_LOADER_FILES = "/torch/utils/data/"
 _MAX_SHOWN = 3
 """Limit of outliers, and of groups of other ranks, in the cause."""
 
@@ -169,8 +169,8 @@ def row_of(rank: int, host: str, sample: RankSample) -> Row:
         place=own.place if own is not None else "",
         frames=tuple(f"{frame.name} ({frame.place})" for frame in frames[:_MAX_FRAMES]),
     )
-    if sample.state in _STOPPED:
-        return row._replace(kind="stopped", detail=_STOPPED[sample.state])
+    if sample.state in _STOPPED_STATES:
+        return row._replace(kind="stopped", detail=_STOPPED_STATES[sample.state])
     if sample.path:
         return row._replace(kind="opens", detail=sample.path)
 
@@ -179,7 +179,7 @@ def row_of(rank: int, host: str, sample: RankSample) -> Row:
     collective = _collective(frames) or _native_collective(native_frames)
     if collective:
         return row._replace(kind="collective", detail=collective)
-    if any(_DATA in frame.file for frame in frames):
+    if any(_DATA_LOADER_FILES in frame.file for frame in frames):
         return row._replace(kind="data", detail="DataLoader")
     if own is not None:
         return row._replace(kind="code", detail=own.name)
@@ -214,7 +214,7 @@ def waits_in_a_package(threads: Sequence[Thread]) -> bool:
     for frame in _main_frames(threads):
         if frame.native or frame.is_standard:
             continue
-        of_torch = any(library in frame.file for library in ("/torch/", *_LIBRARIES))
+        of_torch = any(library in frame.file for library in ("/torch/", *_COLLECTIVE_LIBRARIES))
         return not frame.is_own and not of_torch
     return False
 
@@ -227,12 +227,12 @@ def _collective(frames: Sequence[Frame]) -> str:
     for frame in frames:
         if frame.is_own:
             return ""
-        if _COLLECTIVES.search(frame.file) and not frame.name.startswith("_"):
+        if _COLLECTIVE_FILES.search(frame.file) and not frame.name.startswith("_"):
             return frame.name
     return ""
 
 
-_NATIVE = re.compile(
+_NATIVE_CALL = re.compile(
     r"^P?(MPI_[A-Z][a-z]+(?:_[a-z]+)*)$|^(nccl[A-Z]\w+)|^(?:cuda|cu)(StreamSynchronize|EventSynchronize|DeviceSynchronize)"
 )
 """Functions of compiled libraries in which a rank waits for others, or for its GPU, which may wait
@@ -243,7 +243,7 @@ for others in NCCL.
 def _native_collective(frames: Sequence[Frame]) -> str:
     """Return the outermost call of compiled code in which a thread waits, ``""`` for none."""
     for frame in reversed(frames):
-        call = _NATIVE.match(frame.name)
+        call = _NATIVE_CALL.match(frame.name)
         if frame.native and call is not None:
             return next(name for name in call.groups() if name)
     return ""
@@ -351,7 +351,7 @@ def _find_outliers(groups: Sequence[Sequence[Row]]) -> list[Row]:
         return stopped
 
     if len(waiting) == len(groups):
-        to_one = [group for group in waiting if _TO_ONE.search(group[0].detail)]
+        to_one = [group for group in waiting if _CALL_TO_ONE_RANK.search(group[0].detail)]
         if to_one and len(to_one) < len(waiting):
             # These wait for one rank, and the others for all ranks.
             return _flat(to_one)
@@ -395,7 +395,7 @@ def _advice(outliers: Sequence[Row], groups: Sequence[Sequence[Row]]) -> str:
         return ""
 
     collectives = [group[0].detail for group in groups if group[0].kind == "collective"]
-    to_one = sorted(name for name in collectives if _TO_ONE.search(name))
+    to_one = sorted(name for name in collectives if _CALL_TO_ONE_RANK.search(name))
     if to_one and len(groups) == 1:
         return f"every rank waits in {to_one[0]}: look at what the other side has called"
     if to_one:

@@ -49,7 +49,7 @@ _ARGUMENTS = 3
 _PATH_BYTES = 4096
 """Size of a page of memory: a path is read up to the end of its page."""
 
-_SYSCALLS: Mapping[str, Mapping[int, str]] = {
+_KINDS_OF_SYSTEM_CALLS: Mapping[str, Mapping[int, str]] = {
     "x86_64": {
         0: "read", 2: "open", 7: "poll", 23: "select", 35: "sleep", 45: "recv", 61: "child",
         202: "futex", 230: "sleep", 232: "poll", 247: "child", 257: "openat", 270: "select",
@@ -65,7 +65,7 @@ _SYSCALLS: Mapping[str, Mapping[int, str]] = {
 Source: Linux, arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h.
 """
 
-_WAITS = {
+_WAIT_REASONS = {
     "poll": "which waits for data of other processes",
     "select": "which waits for data of other processes",
     "recv": "which waits for data of other processes",
@@ -212,7 +212,7 @@ class Sampler:
             children=now.children,
             moved=moved,
             stack=stack,
-            sleeps=python and (wait.reason == _WAITS["sleep"] or waits_for_lock(stack)),
+            sleeps=python and (wait.reason == _WAIT_REASONS["sleep"] or waits_for_lock(stack)),
             state=now.state,
             waits=wait.reason,
             path=wait.path,
@@ -511,7 +511,7 @@ def kernel_wait(pid: int, state: str) -> KernelWait:
     try:
         # For example ``202 0x7f1c 0x189 ...``: the system call and its arguments.
         words = Path(f"/proc/{pid}/syscall").read_text(encoding="ascii").split()
-        call = _SYSCALLS.get(os.uname().machine, {}).get(int(words[0]), "")
+        call = _KINDS_OF_SYSTEM_CALLS.get(os.uname().machine, {}).get(int(words[0]), "")
         arguments = [int(word, 16) for word in words[1 : 1 + _ARGUMENTS]]
     except (OSError, ValueError):
         return KernelWait("", "")
@@ -527,7 +527,7 @@ def kernel_wait(pid: int, state: str) -> KernelWait:
     if call == "select" and arguments[:1] == [0]:
         # A select of no descriptor: so time.sleep waits before Python 3.11.
         call = "sleep"
-    return KernelWait(_WAITS.get(call, ""), "")
+    return KernelWait(_WAIT_REASONS.get(call, ""), "")
 
 
 def _describe_read(pid: int, descriptor: int) -> KernelWait:

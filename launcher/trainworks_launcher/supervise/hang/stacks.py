@@ -151,8 +151,8 @@ def _variables(
     return shown
 
 
-_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*:$")
-_CALL = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+_THREAD_LINE = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*:$")
+_CALL_LINE = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
 
 def from_faulthandler(report: str) -> tuple[Thread, ...]:
@@ -163,9 +163,9 @@ def from_faulthandler(report: str) -> tuple[Thread, ...]:
     """
     threads: list[list[Frame]] = []  # for each thread its calls, innermost first
     for line in report.splitlines():
-        if _THREAD.match(line):
+        if _THREAD_LINE.match(line):
             threads.append([])
-        match = _CALL.match(line)
+        match = _CALL_LINE.match(line)
         if match and threads:
             file, number_of_line, name = match.groups()
             threads[-1].append(Frame(name, file, int(number_of_line)))
@@ -183,7 +183,7 @@ def main_thread(threads: Sequence[Thread]) -> Thread | None:
     return threads[0]
 
 
-_LOCKS = (
+_LOCK_FILES = (
     "/threading.py",
     "/queue.py",
     "/multiprocessing/synchronize.py",
@@ -201,7 +201,7 @@ def waits_for_lock(threads: Sequence[Thread]) -> bool:
         return False
     for frame in main.frames:
         if not frame.native:
-            return frame.is_standard and frame.file.endswith(_LOCKS)
+            return frame.is_standard and frame.file.endswith(_LOCK_FILES)
     return False
 
 

@@ -122,7 +122,7 @@ def reason_of(process: ProcessEnd, returncode: int | None = None) -> Reason:
         return Reason(own_record)
 
     line = _headline(own_record.exit_message)
-    if not line and status in _EXPLAINED:
+    if not line and status in _EXPLAINED_STATUSES:
         line = _last_line(process.errors)
     # The process may only repeat the message that its child died with.
     if child is not None and line:
@@ -225,7 +225,7 @@ def _cut(line: str) -> str:
     return f"{line[:_MAX_LINE_CHARACTERS]} [...]"
 
 
-_EXPLAINED = (1, 2)
+_EXPLAINED_STATUSES = (1, 2)
 """Statuses of a Python that prints why it ends: ``sys.exit("...")`` has 1, a wrong command line 2.
 """
 
@@ -281,7 +281,7 @@ def _text(data: bytes) -> str:
 
 
 # --- of other ranks -------------------------------------------------------------------------------
-_OF_RAY_LEFT = re.compile(r"ray\.exceptions\.\w*(Died|Crashed|Unavailable)\w*")
+_LOST_RAY_PROCESS = re.compile(r"ray\.exceptions\.\w*(Died|Crashed|Unavailable)\w*")
 _CPP_EXCEPTION = re.compile(r"(?m)^\s*what\(\):\s*(\S.*)$")
 """The exception that ended a program of C++, as its runtime prints it before it aborts."""
 
@@ -346,7 +346,7 @@ def began_at(process: ProcessEnd, returncode: int | None) -> float:
 
 def tells_of_ray(failure: Outcome) -> bool:
     """Return whether a failure only reports a lost process of Ray: Ray's daemon may have died."""
-    return _OF_RAY_LEFT.search(failure.text) is not None
+    return _LOST_RAY_PROCESS.search(failure.text) is not None
 
 
 def after_leaving(failure: Outcome, left: Suspect) -> Outcome:
@@ -378,13 +378,15 @@ EMULATE = (
     " CUDA runs on CPUs"
 )
 
-_ON_DEVICE = "device-side assert triggered"
-_ASSERTED = re.compile(r"(?m)\S+: block: \[[\d,]+\], thread: \[[\d,]+\] Assertion .* failed\.")
+_DEVICE_ASSERT = "device-side assert triggered"
+_ASSERTION_LINE = re.compile(
+    r"(?m)\S+: block: \[[\d,]+\], thread: \[[\d,]+\] Assertion .* failed\."
+)
 """Printed by torch's kernels for an index out of bounds. The exception that follows does not name
 the assertion.
 """
 
-_NO_GPU = re.compile(
+_NO_GPU_MESSAGE = re.compile(
     r"no attribute '_cuda_|Torch not compiled with CUDA enabled|Found no NVIDIA driver|No CUDA GPUs"
     r" are available"
     r"|torch\.cuda\.is_available\(\) is False|no CUDA-capable device|no GPUs found|have NCCL"
@@ -448,12 +450,12 @@ def failure_of(
         memory = lack_of_memory(oom_kills, place.host)
 
     notes = []
-    if _NO_GPU.search(cause) and _uses_smdistributed(place.mode, exception):
+    if _NO_GPU_MESSAGE.search(cause) and _uses_smdistributed(place.mode, exception):
         notes.append(EMULATE)
     if exception is not None and exception.origin not in cause:
         notes.append(exception.origin)
-    if _ON_DEVICE in cause:
-        assertion = _ASSERTED.search(_text(process.output))
+    if _DEVICE_ASSERT in cause:
+        assertion = _ASSERTION_LINE.search(_text(process.output))
         if assertion:
             notes.append(f"the GPU had printed: {assertion[0]}")
     if oom_kills and not memory:

@@ -282,7 +282,7 @@ _PEER_LEFT = re.compile(
     r" pipe|remote process exit|communicator was aborted",
     re.IGNORECASE,
 )
-_PEER_WAITED_FOR = re.compile(r"timed? ?out|timeout", re.IGNORECASE)
+_TIMEOUT = re.compile(r"timed? ?out|timeout", re.IGNORECASE)
 
 
 def blames_a_peer(words: str) -> bool:
@@ -306,7 +306,7 @@ def tells_of_a_peer(failure: Outcome) -> bool:
 
 def has_waited(failure: Outcome) -> bool:
     """Return whether a failure is a timeout, perhaps of a wait for another process."""
-    return _PEER_WAITED_FOR.search(failure.cause) is not None
+    return _TIMEOUT.search(failure.cause) is not None
 
 
 def suspect_command(outcome: Outcome) -> Suspect:

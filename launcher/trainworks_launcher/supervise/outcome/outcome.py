@@ -15,8 +15,8 @@ Stopped: a stop signal came, and the program ended within its grace period or wa
 """
 
 
-_FRAME = re.compile(r'(?m)^\s*File "([^"]+)", line (\d+)')
-_NOT_THE_USERS = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen")
+_FRAME_LINE = re.compile(r'(?m)^\s*File "([^"]+)", line (\d+)')
+_PATHS_OF_PYTHON = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen")
 """Parts of paths of files that are not the user's."""
 
 
@@ -114,7 +114,7 @@ class Outcome(NamedTuple):
         train.py:17``. The message is left out: it may have addresses, times and sizes. Without an
         exception the cause, or the end.
         """
-        places = _FRAME.findall(self.frames)
+        places = _FRAME_LINE.findall(self.frames)
         if not places:
             return self.cause or self.end
         # The innermost frame of the user, else of any file.
@@ -138,7 +138,7 @@ class Outcome(NamedTuple):
 
 def _is_of_user(file: str) -> bool:
     """Return whether a file is the user's: neither of Python nor of an installed package."""
-    return not any(part in file for part in _NOT_THE_USERS)
+    return not any(part in file for part in _PATHS_OF_PYTHON)
 
 
 _FRAMES_LEAST = 200
@@ -209,12 +209,12 @@ def signal_of(returncode: int) -> int:
     if returncode < 0:
         return -returncode
     number = returncode - 128
-    if number not in _SIGNALS:
+    if number not in _SIGNAL_NUMBERS:
         return 0
     return number
 
 
-_SIGNALS = frozenset(signal.Signals)
+_SIGNAL_NUMBERS = frozenset(signal.Signals)
 
 
 def lack_of_memory(oom_kills: int, host: str) -> str:

@@ -26,14 +26,14 @@ PRIVATE_KEY = "id_rsa"
 """Name of the file, for any kind of key."""
 
 _PUBLIC_KEY = re.compile(r"(ssh-[a-z0-9-]+|ecdsa-sha2-[a-z0-9-]+) [A-Za-z0-9+/=]+")
-_HOST_KEYS = "/etc/ssh"
+_HOST_KEY_DIRECTORY = "/etc/ssh"
 _KEY_SECONDS = 30.0
 """Time limit of ssh-keygen."""
 
 _SSHD_OPTIONS = "C:E:b:c:f:g:h:k:o:p:u:46DGQRTVdeiqrt"
 """sshd's short options: sshd(8)."""
 
-_DECIDED = frozenset(("-f", "-h", "-G", "-Q", "-T", "-V", "-t"))
+_OPTIONS_OF_CHOSEN_KEYS = frozenset(("-f", "-h", "-G", "-Q", "-T", "-V", "-t"))
 """Options with which sshd's caller has chosen the keys, or starts no server."""
 
 
@@ -118,7 +118,7 @@ def server_options(words: Sequence[str], keygen: str) -> tuple[list[str], str]:
     if _has_chosen_keys(words):
         return [], ""
     keys = find()
-    if keys is None and list(Path(_HOST_KEYS).glob("ssh_host_*_key")):
+    if keys is None and list(Path(_HOST_KEY_DIRECTORY).glob("ssh_host_*_key")):
         return [], ""
     file = Path(tempfile.mkdtemp(prefix="trainworks-sshd-"), "host_key")
     options = ["-h", str(file)]
@@ -167,7 +167,7 @@ def _has_chosen_keys(words: Sequence[str]) -> bool:
     except getopt.GetoptError:
         return True
     for option, value in pairs:
-        if option in _DECIDED:
+        if option in _OPTIONS_OF_CHOSEN_KEYS:
             return True
         # For example -o "HostKey /etc/key", or -o HostKey=/etc/key.
         if option == "-o" and re.split(r"[\s=]", value.lstrip())[0].lower() == "hostkey":
