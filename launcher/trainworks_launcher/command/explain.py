@@ -129,7 +129,7 @@ _VARIABLES: Mapping[str, tuple[str, str]] = MappingProxyType(
 )
 """Variable that every script is given -> (origin, meaning)."""
 
-_PREFIXES: Mapping[str, tuple[str, str]] = MappingProxyType(
+_VARIABLES_BY_PREFIX: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "LC_": (_IMAGE, "the locale that was set is not installed"),
         "SM_CHANNEL_": (_PLATFORM, "directory of this data channel"),
@@ -203,7 +203,7 @@ def _explain_variable(name: str, reasons: Mapping[str, Reason]) -> tuple[str, st
         return reasons[name].origin.word, reasons[name].why
     if name in _VARIABLES:
         return _VARIABLES[name]
-    for prefix, meaning in _PREFIXES.items():
+    for prefix, meaning in _VARIABLES_BY_PREFIX.items():
         if name.startswith(prefix):
             return meaning
     return "", ""

@@ -72,9 +72,9 @@ class UserOptions(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-_PARAMETER = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
-_VARIABLES = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\*?")
+_PARAMETER_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+_VARIABLE_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\*?")
 _VARIABLE_LIST = "mca_base_env_list"
 
 
@@ -248,7 +248,7 @@ class _Parser:
         if taken is None:
             return
         name, value = taken
-        if not _PARAMETER.fullmatch(name):
+        if not _PARAMETER_NAME.fullmatch(name):
             self._problem(
                 f"{name!r} is not the name of an MCA parameter", f"for example: {example}"
             )
@@ -289,7 +289,7 @@ class _Parser:
             entry: ``NAME=VALUE``, or ``NAME`` and ``NAME*`` for values of the environment.
         """
         name, equals, value = entry.partition("=")
-        pattern = _VARIABLE if equals else _VARIABLES
+        pattern = _VARIABLE_NAME if equals else _VARIABLE_PATTERN
         if not pattern.fullmatch(name):
             self._problem(
                 f"{source} {entry!r} does not begin with the name of a variable",
@@ -382,7 +382,7 @@ class _Parser:
         """Add a problem for a word that mpirun would take for the program."""
         advice = "options start with -; quote a value that has a space"
         name, equals, _ = word.partition("=")
-        if equals and _VARIABLE.fullmatch(name):
+        if equals and _VARIABLE_NAME.fullmatch(name):
             advice = f"to set a variable, write: -x {word}"
         self._problem(
             f"{word!r} is not an option: mpirun would start it instead of the training script",

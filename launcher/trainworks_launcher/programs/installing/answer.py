@@ -16,9 +16,9 @@ from trainworks_launcher.programs.installing.environment import (
 from trainworks_launcher.programs.installing.inputs import SOURCES, Line, Reading
 from trainworks_launcher.programs.installing.standards import Requirement
 
-_TRAPS = {"pytorch": "torch", "apex": "apex @ git+ the address of NVIDIA's repository"}
+_MISLEADING_NAMES = {"pytorch": "torch", "apex": "apex @ git+ the address of NVIDIA's repository"}
 """Names for which the package index has another project than people expect."""
-_LEFT_OUT = (
+_NOT_FOR_LINUX = (
     "cudatoolkit", "pkg-resources", "pypiwin32", "pyobjc", "pyobjc-core", "python", "pywin32",
     "pywinpty", "tensorflow-macos", "tensorflow-metal", "windows-curses",
 )  # fmt: skip
@@ -63,7 +63,7 @@ class Answer:
             if name in installed:
                 self.kept[name] = installed[name].version
                 self._needs += [(name, need) for need in needs_of(self._python, installed[name])]
-        self.excluded, self.lines = set(_LEFT_OUT), list(reading.lines)
+        self.excluded, self.lines = set(_NOT_FOR_LINUX), list(reading.lines)
         self.notes: list[str] = []
         self.left: list[str] = []
         self._refused: list[str] = []
@@ -80,7 +80,7 @@ class Answer:
         # If one package of the framework is left out, all of them stay as they are.
         if self.excluded & set(self.kept):
             self.excluded |= set(self.kept)
-        if self.excluded - set(_LEFT_OUT):
+        if self.excluded - set(_NOT_FOR_LINUX):
             # Lines that are left out are of another build of the framework.
             libraries = {normalised(name) for name in manifest.get("libraries", ())}
             missing = libraries - set(installed)
@@ -106,11 +106,12 @@ class Answer:
         name, place, specifier = line.name, line.place, line.requirement.specifier
         requested = f"{name}{specifier}"
         installed_version = self.kept.get(name, "")
-        if name in _TRAPS and not line.requirement.url:
+        if name in _MISLEADING_NAMES and not line.requirement.url:
             self._refused.append(
-                f"{place}: {name} of the package index is something else: ask for {_TRAPS[name]}"
+                f"{place}: {name} of the package index is something else:"
+                f" ask for {_MISLEADING_NAMES[name]}"
             )
-        elif name in _LEFT_OUT:
+        elif name in _NOT_FOR_LINUX:
             self.notes.append(f"{place}: {requested} is left out: it is not for this system")
         elif not installed_version:
             self._adapt_to_needs(line, requested)
