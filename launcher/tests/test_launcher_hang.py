@@ -992,7 +992,7 @@ def test_the_watch_goes_on_after_a_look_that_fails_and_one_that_never_returns(
     never = tmp_path / "never"
     os.mkfifo(never)
     monkeypatch.setattr(detector, "_NEVER_SECONDS", 0.3)
-    monkeypatch.setattr(detector, "_LONGEST_PAUSE_AFTER_NONE", 0.01)
+    monkeypatch.setattr(detector, "_LONGEST_PAUSE_AFTER_FAILURES", 0.01)
     loop, sampler, lines = Loop(), _Blind(never), list[str]()
     spoken = iter(range(1, 1000))
 

@@ -23,7 +23,7 @@ _UUID, _DRIVER, _ECC = "uuid", "driver_version", "ecc.errors.uncorrected.volatil
 _RETIRED, _FABRIC = "retired_pages.pending", "fabric.state"
 _REMAPPED, _UNREPAIRED = "remapped_rows.pending", "remapped_rows.failure"
 # Since driver 535, and before.
-_SLOW = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
+_SLOWDOWN_FIELDS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
 _USE, _MEMORY = "utilization.gpu", "memory.used"
 
 
@@ -37,7 +37,7 @@ class _Query(NamedTuple):
 _DEVICES = _Query("gpu", ("index", _UUID, _DRIVER, _ECC, _RETIRED))
 _QUERIES = (
     _DEVICES,
-    *(_Query("gpu", (_UUID, name)) for name in (*_SLOW, _FABRIC)),
+    *(_Query("gpu", (_UUID, name)) for name in (*_SLOWDOWN_FIELDS, _FABRIC)),
     _Query("remapped-rows", (_UUID, _REMAPPED, _UNREPAIRED)),
 )
 """Run side by side, so that the driver starts its GPUs only once. A field that not every driver
@@ -45,13 +45,17 @@ knows has a query of its own.
 """
 
 _NO_DRIVER, _LOST, _MISMATCH = 9, 15, 18
-_GONE = {
+"""Exit statuses of nvidia-smi: the driver is not loaded; a GPU has fallen off the bus; library and
+kernel module differ.
+"""
+
+_LOST_VALUES = {
     "[GPU is lost]": "is lost: it has fallen off the bus",
     "[GPU requires reset]": "has to be reset before it can be used",
 }
 """Values that replace every other one (nvmlErrorString)."""
 
-_REASONS: Mapping[int, str] = {
+_SLOWDOWN_REASONS: Mapping[int, str] = {
     0x08: "hardware slowdown",
     0x20: "too hot (software limit)",
     0x40: "too hot (hardware limit)",
@@ -62,7 +66,7 @@ _REASONS: Mapping[int, str] = {
 _CUDA_NOT_READY = 802
 """CUDA_ERROR_SYSTEM_NOT_READY (cuda.h): the fabric manager of an NVSwitch board is not up."""
 
-_WAITING, _YES = ("Not Started", "In Progress"), ("Yes", "1")
+_WAITING_STATES, _YES_VALUES = ("Not Started", "In Progress"), ("Yes", "1")
 
 _START_CUDA = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
 
@@ -117,6 +121,7 @@ def query_gpus(limit: float) -> Gpus:
         return Gpus(problem=f"{PROGRAM} was ended by signal {-status}")
     by_uuid: dict[str, dict[str, str]] = {}
     for query, answer, process in zip(_QUERIES, answers, started):
+        # A lost GPU gives every query the same status, and the lines of the others.
         if process.poll() not in (0, status):
             # The driver does not know a field of this query.
             continue
@@ -136,7 +141,7 @@ def _may_wait_for_fabric(devices: Mapping[int, Gpu]) -> bool:
     fabric.
     """
     states = {gpu.get(_FABRIC, "") for gpu in devices.values()}
-    if states & set(_WAITING):
+    if states & set(_WAITING_STATES):
         return True
     return len(devices) > 1 and "Completed" not in states
 
@@ -162,7 +167,8 @@ def _start_cuda(deadline: float) -> int | None:
 def read_use(visible: Sequence[str] | None, limit: float) -> list[tuple[int, int, int]]:
     """Return (index, percent of the time, bytes of memory in use) of the GPUs.
 
-    GPUs without these figures are left out.
+    GPUs without these figures are left out. Runs nvidia-smi; ``[]`` if it is not there, or has not
+    answered in time.
 
     Args:
         visible: The GPUs that the job may use, by number or UUID; None for all.
@@ -179,6 +185,7 @@ def read_use(visible: Sequence[str] | None, limit: float) -> list[tuple[int, int
         if not use.isdigit() or not memory.isdigit():
             continue
         if is_visible(visible, index, row[_UUID]):
+            # nvidia-smi prints MiB.
             rows.append((index, int(use), int(memory) << 20))
     return rows
 
@@ -243,7 +250,9 @@ def _rows(text: str | None, fields: Sequence[str]) -> Iterator[dict[str, str]]:
 
 
 def find_gpu_problems(checks: Checks, gpus: Gpus) -> Iterator[Finding]:
-    """Yield the problems of the driver and the GPUs of a host.
+    """Yield the problems of the driver and the GPUs of a host. Nothing is queried.
+
+    Of GPUs that the job may not use, only a loss is a problem.
 
     Args:
         checks: The expected values.
@@ -295,7 +304,7 @@ def _find_fabric_problems(gpus: Gpus) -> Iterator[Finding]:
         return
     waiting = 0
     for gpu in gpus.devices.values():
-        if gpu.get(_FABRIC) in _WAITING:
+        if gpu.get(_FABRIC) in _WAITING_STATES:
             waiting += 1
     # If CUDA could start, or failed otherwise, its own result counts.
     if waiting and gpus.cuda is None:
@@ -312,24 +321,24 @@ def _find_problems_of_gpu(name: str, gpu: Gpu) -> Iterator[Finding]:
         gpu: Its values; a field that the driver does not know is absent.
     """
     for value in gpu.values():
-        if value in _GONE:
-            yield Finding(FAILED, f"{name} {_GONE[value]}", REPLACE)
+        if value in _LOST_VALUES:
+            yield Finding(FAILED, f"{name} {_LOST_VALUES[value]}", REPLACE)
             return
-    if gpu.get(_UNREPAIRED) in _YES:
+    if gpu.get(_UNREPAIRED) in _YES_VALUES:
         yield Finding(FAILED, f"{name} has broken memory that could not be replaced", REPLACE)
     errors = gpu.get(_ECC, "")
     if errors.isdigit() and int(errors):
         problem = f"{name} has {count_of(int(errors), 'memory error')} that could not be corrected"
         yield Finding(FAILED, problem, f"reset the GPU, or {REPLACE}")
-    if gpu.get(_RETIRED) in _YES or gpu.get(_REMAPPED) in _YES:
+    if gpu.get(_RETIRED) in _YES_VALUES or gpu.get(_REMAPPED) in _YES_VALUES:
         problem = f"{name} has broken memory that the next reset replaces"
         yield Finding(WARNING, problem, "reset the GPU or reboot the host when no job runs on it")
     slow: list[str] = []
     # The driver knows one of the two fields.
-    for field in _SLOW:
+    for field in _SLOWDOWN_FIELDS:
         if gpu.get(field, "").startswith("0x"):
             bits = int(gpu[field], 16)
-            slow = [reason for bit, reason in _REASONS.items() if bits & bit]
+            slow = [reason for bit, reason in _SLOWDOWN_REASONS.items() if bits & bit]
             break
     if slow:
         yield Finding(

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 _VERSION = re.compile(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)")
 
+_IFF_UP = 1
+"""Bit of an interface that is up (netdevice(7))."""
+
 _FULL_BYTES = 1 << 16
 """Free bytes on a disk that counts as full: a program that writes in blocks may leave so much."""
 
@@ -93,8 +96,9 @@ def _is_up(interface: str) -> bool | None:
     flags = text_of(f"/sys/class/net/{interface}/flags").strip()
     if not flags:
         return None
+    # The carrier cannot be read while the interface is down.
     carrier = text_of(f"/sys/class/net/{interface}/carrier").strip()
-    return bool(int(flags, 16) & 1) and carrier != "0"
+    return bool(int(flags, 16) & _IFF_UP) and carrier != "0"
 
 
 def size_of(path: str) -> int | None:

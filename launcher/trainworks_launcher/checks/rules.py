@@ -46,7 +46,7 @@ def version_of(text: str) -> tuple[int, ...]:
 
 
 def find_problems(checks: Checks, state: HostState) -> tuple[Finding, ...]:
-    """Return all problems of a host, failures first; () for none.
+    """Return all problems of a host, failures first; () for none. Nothing is read or logged.
 
     Args:
         checks: The expected values.

@@ -21,7 +21,8 @@ NVIDIA's container runtime mounts it.
 def run_checks(checks: Checks) -> tuple[Finding, ...]:
     """Check this host: read its state, query its driver, and return the problems, failures first.
 
-    The driver is queried only if GPUs are expected; that is limited in time.
+    The driver is queried only if GPUs are expected. That is limited to ``QUICK_SECONDS``, and to
+    ``GPU_SECONDS`` more for each GPU that the driver has to start first. Nothing is logged.
     """
     gpus = None
     if checks.gpus:

@@ -128,12 +128,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 _STANDARD_ERROR = 2
+"""Number of the last of the three standard streams."""
 
 
 def _open_streams() -> None:
     """Open /dev/null for each standard stream that is closed.
 
-    Else the next file or pipe would get the number of the stream, and the log would go there.
+    Else the next file or pipe would get the number of the stream, and the log would go there. Also
+    sets ``sys.stdout`` and ``sys.stderr``, which Python leaves None for a closed stream.
     """
     while True:
         # The kernel gives the lowest free number.
@@ -146,11 +148,14 @@ def _open_streams() -> None:
 
 
 def _read_columns() -> int:
-    """Return the columns of the terminal; 100 without one."""
+    """Return the columns of the terminal; ``_DEFAULT_SIZE`` without one."""
     import shutil
 
-    return shutil.get_terminal_size((100, 24)).columns
+    return shutil.get_terminal_size(_DEFAULT_SIZE).columns
 
+
+_DEFAULT_SIZE = (100, 24)
+"""Columns and lines."""
 
 _HELP_COLUMNS = 118
 
@@ -318,6 +323,8 @@ def _show(command: str, parsed: Parsed, invocation: Invocation) -> int:
 def _train(invocation: Invocation | None = None, measures: bool = False) -> int:
     """Run this host's part of the job, and return the exit status.
 
+    Blocks until the job ends. Handles the signals of this process from the beginning.
+
     Args:
         invocation: Settings and program of the command line; None without arguments.
         measures: Whether that is the all-reduce of ``plan.bandwidth``.
@@ -342,6 +349,8 @@ def _train(invocation: Invocation | None = None, measures: bool = False) -> int:
 
 def _report_stop(number: int, invocation: Invocation | None) -> int:
     """Write and log the outcome of a job that was stopped while it was read.
+
+    The files of an earlier outcome are removed.
 
     Args:
         number: The stop signal.
@@ -385,6 +394,8 @@ class _Start(NamedTuple):
 
 def _plan_start(invocation: Invocation | None, measures: bool) -> _Start | int:
     """Read the job and plan this host's part; log the first lines of the job.
+
+    Nothing is started. Removes the job's secret from this process's environment.
 
     Args:
         invocation: As in ``_train``.
@@ -439,6 +450,8 @@ def _start_of_refusal(
     refusal: RefusalError, environment: Environment, job: Job | None
 ) -> _Start | int:
     """Log a refusal, and return a start that only reports it to the other hosts.
+
+    Without other hosts the outcome of an earlier job is removed, and that of this one written.
 
     Args:
         refusal: Why the job is refused.

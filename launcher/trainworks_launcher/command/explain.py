@@ -129,7 +129,7 @@ _VARIABLES: Mapping[str, tuple[str, str]] = MappingProxyType(
 )
 """Variable that every script is given -> (origin, meaning)."""
 
-_PREFIXES: Mapping[str, tuple[str, str]] = MappingProxyType(
+_VARIABLES_BY_PREFIX: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "LC_": (_IMAGE, "the locale that was set is not installed"),
         "SM_CHANNEL_": (_PLATFORM, "directory of this data channel"),
@@ -203,7 +203,7 @@ def _explain_variable(name: str, reasons: Mapping[str, Reason]) -> tuple[str, st
         return reasons[name].origin.word, reasons[name].why
     if name in _VARIABLES:
         return _VARIABLES[name]
-    for prefix, meaning in _PREFIXES.items():
+    for prefix, meaning in _VARIABLES_BY_PREFIX.items():
         if name.startswith(prefix):
             return meaning
     return "", ""
@@ -248,7 +248,8 @@ def to_table(plan: NodePlan, rows: Sequence[Row], width: int, ranks: Sequence[st
     lines = [f"mode {plan.mode}, host {plan.host} ({plan.role})"]
     if ranks:
         lines += ["", *ranks]
-    # The name has at most 3 tenths of the line, the value 4 tenths of the rest.
+    # The name has at most 3 tenths of the line, the value 4 tenths of the rest. The reason has what
+    # is left.
     name_width = min(max((len(row.name) for row in rows), default=0), width * 3 // 10)
     origin_width = max((len(row.origin) for row in rows), default=0)
     rest = width - name_width - origin_width - _BLANKS
@@ -279,6 +280,7 @@ def _format_row(cells: tuple[str, str, str, str], widths: Sequence[int]) -> list
         widths: Characters of each column.
     """
     name, value, *others = (_wrapped(cell, width) for cell, width in zip(cells, widths))
+    # A name with a word that is too long stands above the row, such a value below it.
     above: list[str] = []
     below: list[str] = []
     if max(map(len, name)) > widths[0]:

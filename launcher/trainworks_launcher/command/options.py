@@ -100,7 +100,7 @@ COMMANDS: tuple[Command, ...] = (
 PROGRAM = "--"
 """The word before the program and its arguments."""
 
-_COUNTS = 10**6
+_COUNT_LIMIT = 10**6
 """Numbers of processes or restarts are below this."""
 
 
@@ -193,6 +193,7 @@ def _command_in(words: Sequence[str]) -> tuple[Command, list[str]]:
         options_with_value.update(option.name for option in command.options if option.value)
     commands = {command.name: command for command in COMMANDS}
     for index, word in enumerate(words):
+        # The value of an option may be the name of a command: --host check.
         is_value = index > 0 and words[index - 1] in options_with_value
         if word in commands and not is_value:
             return commands[word], [*words[:index], *words[index + 1 :]]
@@ -221,7 +222,7 @@ def read(words: Sequence[str], program: Sequence[str]) -> tuple[Command, Parsed,
     counts = []
     for name in ("--processes-per-host", "--max-restarts"):
         count = value_of(parsed, name)
-        is_number = count.isdecimal() and 0 < int(count) < _COUNTS
+        is_number = count.isdecimal() and 0 < int(count) < _COUNT_LIMIT
         if count and not is_number:
             raise UsageError(f"{name} {count!r} is not a whole number of at least 1")
         counts.append(int(count or 0))

@@ -9,10 +9,10 @@ from trainworks_launcher.contract.modes import MODES
 from trainworks_launcher.environment.environment import Devices
 from trainworks_launcher.job.placement import Placement
 
-_HOSTS = 12
+_MAX_HOSTS = 12
 """Hosts that are shown."""
 
-_COLUMNS = 16
+_MAX_COLUMNS = 16
 """Ranks of a host that are shown one by one; of more only the first and the last one."""
 
 
@@ -37,19 +37,20 @@ def rank_map(placement: Placement, devices: Devices) -> tuple[str, ...]:
     # The first rank of each host, and the number of all ranks.
     starts = [0, *accumulate(slots)]
     names = [f"{host} *" if host == placement.host else host for host in hosts]
+    # Indices of the hosts that have a line. Of many hosts the first ones, and the last one.
     shown = list(range(len(hosts)))
-    if len(hosts) > _HOSTS:
-        shown = [*range(_HOSTS - 1), len(hosts) - 1]
+    if len(hosts) > _MAX_HOSTS:
+        shown = [*range(_MAX_HOSTS - 1), len(hosts) - 1]
     width = max(len(names[index]) for index in shown)
     cell_width = max(len(str(starts[-1] - 1)), 2) + 1
 
     lines = [_title(hosts, slots, devices.gpus - max(slots), device)]
-    if columns <= _COLUMNS:
+    if columns <= _MAX_COLUMNS:
         heading = [str(column) for column in range(columns)]
         lines.append(f"  {device:<{width}} {_cells(heading, cell_width)}")
     for index in shown:
         ranks: Sequence[int] = range(starts[index], starts[index + 1])
-        if columns <= _COLUMNS:
+        if columns <= _MAX_COLUMNS:
             idle = ["-"] * (devices.gpus - len(ranks))
             row = _cells([*map(str, ranks), *idle], cell_width)
         else:

@@ -68,10 +68,10 @@ _PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
 _AGENT = f"{sys.executable} -I {_PROGRAMS / 'agent.py'}"
 """What mpirun starts its daemons on other hosts with."""
 
-_VALUES_OF = {"-mca": 2, "--mca": 2, "-x": 1, "--host": 1, "-np": 1}
+_NUMBER_OF_VALUES = {"-mca": 2, "--mca": 2, "-x": 1, "--host": 1, "-np": 1}
 """The options that the driver gives before the job's own, with the number of their values."""
 
-_LEAST_AGENTS = 128
+_MIN_AGENTS = 128
 """Agents that run at once, at least; mpirun's own default."""
 
 NO_KEY = (
@@ -171,8 +171,9 @@ def corrected(
     # The driver's options end at the first word that is not one: the program.
     while index < len(words) and words[index].startswith("-"):
         option = words[index]
-        following = index + 1 + _VALUES_OF.get(option, 0)
+        following = index + 1 + _NUMBER_OF_VALUES.get(option, 0)
         values = words[index + 1 : following]
+        # Of --mca NAME VALUE and -x NAME=VALUE the last word has the value.
         last = index + len(values)
         index = last + 1
         if not values:
@@ -263,7 +264,7 @@ def _variables_for_agents(environment: Mapping[str, str], dialect: Dialect) -> d
         # Only the first host may start something on the others.
         "plm_rsh_no_tree_spawn": "1",
         # An agent lives as long as its daemon, so all of them run at once.
-        "plm_rsh_num_concurrent": str(max(len(_read_hosts(environment)), _LEAST_AGENTS)),
+        "plm_rsh_num_concurrent": str(max(len(_read_hosts(environment)), _MIN_AGENTS)),
     }
     # mpirun writes the commands of its daemons for this shell, with which the launchers run them.
     variables = {"SHELL": "/bin/sh"}
@@ -277,7 +278,8 @@ def _variables_for_ssh(
 ) -> dict[str, str]:
     """Return variables by which mpirun reaches the workers with the mounted keys.
 
-    Writes the files of the ssh client to a new private directory.
+    Writes the files of the ssh client to a new private directory, which is not removed. Raises
+    OSError if they cannot be written.
 
     Args:
         environment: The container's variables.
@@ -374,6 +376,10 @@ def _refuse(environment: Mapping[str, str], hosts: Sequence[str]) -> int:
     """Log why the job cannot start, write the outcome, and end the SDK's driver (SIGTERM).
 
     The driver, the parent of this process, would not notice.
+
+    Args:
+        environment: The container's variables.
+        hosts: The hosts of the job.
 
     Returns:
         ``names.EXIT_NOT_STARTED``.

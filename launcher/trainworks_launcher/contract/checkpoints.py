@@ -33,17 +33,42 @@ TRACKERS = (
 
 # SageMaker writes these files beside the uploaded files.
 _SYNC_MARKS = (".sagemaker-uploading", ".sagemaker-uploaded")
-_TEMPORARY = re.compile(r"\.(tmp|part|partial|incomplete)$|^tmp")
-_NAMED = re.compile(r"(checkpoint|ckpt|epoch|step|iter)\w*?[-_=]?\d", re.IGNORECASE)
-_LIKELY = re.compile(r"checkpoint|ckpt|epoch|step|iter|snapshot|last", re.IGNORECASE)
-_WEIGHTS = (".ckpt", ".pt", ".pth", ".bin", ".safetensors")
-_SHARD = re.compile(rb"__\d+_\d+\.distcp")
-_STEP = re.compile(r"(?:step|iter)\w*?[-_=]?(\d{1,15})|^checkpoint-(\d{1,15})$", re.IGNORECASE)
-_DEPTH = 4
-_ENTRIES = 5000
+_TEMPORARY_NAME = re.compile(r"\.(tmp|part|partial|incomplete)$|^tmp")
+"""Name of a file or directory that is still being written."""
+
+_CHECKPOINT_NAME = re.compile(r"(checkpoint|ckpt|epoch|step|iter)\w*?[-_=]?\d", re.IGNORECASE)
+"""Name of a directory that is a checkpoint itself, for example ``checkpoint-400``."""
+
+_LIKELY_NAME = re.compile(r"checkpoint|ckpt|epoch|step|iter|snapshot|last", re.IGNORECASE)
+"""Words in the name of a file of torch that is a checkpoint; other files may be any tensors."""
+
+_CHECKED_SUFFIXES = (".ckpt", ".pt", ".pth", ".bin", ".safetensors")
+"""Suffixes of files that can be checked for a missing end."""
+
+_SHARD_NAME = re.compile(rb"__\d+_\d+\.distcp")
+"""Name of a part of torch.distributed.checkpoint, as ``.metadata`` has it."""
+
+_STEP_IN_NAME = re.compile(
+    r"(?:step|iter)\w*?[-_=]?(\d{1,15})|^checkpoint-(\d{1,15})$", re.IGNORECASE
+)
+_MAX_DEPTH = 4
+"""Levels of directories below the directory of checkpoints that are searched."""
+
+_MAX_ENTRIES = 5000
 """Limit of entries: a large directory on a network file system must not delay the job."""
 
+_TRACKER_BYTES = 256
+"""Bytes of a tracker that are read: it has one name or number."""
+
 _HEADER_BYTES = 1 << 24
+"""Bytes of a header, or of a file that lists others, that are read."""
+
+_LENGTH_BYTES = 8
+"""Bytes at the start of a file of safetensors: the length of its header."""
+
+_ZIP_START, _ZIP_END = b"PK", b"PK\x05\x06"
+"""Beginnings of a zip, and of the record at its end."""
+
 _ZIP_END_BYTES = 66_000  # the record at the end, with the longest comment
 
 
@@ -90,7 +115,7 @@ def step_in(name: str) -> int:
 
     ``checkpoint-400`` is a step of transformers' Trainer. Other numbers may be epochs.
     """
-    matches = _STEP.findall(Path(name).name)
+    matches = _STEP_IN_NAME.findall(Path(name).name)
     if not matches:
         return -1
     digits, trainer_digits = matches[-1]
@@ -100,13 +125,13 @@ def step_in(name: str) -> int:
 def has_younger(directory: str, since: float) -> bool:
     """Return whether any file in the directory was written after ``since`` (seconds since 1970).
 
-    True for a directory with too many files.
+    True for a directory with too many files; False for one that cannot be read.
     """
     count = 0
     for folder, _, names in os.walk(directory):
         for name in names:
             count += 1
-            if count > _ENTRIES:
+            if count > _MAX_ENTRIES:
                 return True
             if not name.endswith(_SYNC_MARKS) and _written(Path(folder, name)) >= since:
                 return True
@@ -117,12 +142,12 @@ def state_of(directory: str) -> int | None:
     """Return a number that changes when a file in the directory is written, added or removed.
 
     None for too many files. The times are only compared with each other, because the clock of a
-    file server may differ from this host's.
+    file server may differ from this host's. The number has no meaning in another process.
     """
     files: set[tuple[str, int, int]] = set()
     for folder, _, names in os.walk(directory):
         for name in names:
-            if len(files) >= _ENTRIES:
+            if len(files) >= _MAX_ENTRIES:
                 return None
             if not name.endswith(_SYNC_MARKS):
                 path = os.path.join(folder, name)  # noqa: PTH118
@@ -133,7 +158,11 @@ def state_of(directory: str) -> int | None:
 
 
 def _checkpoints(directory: Path) -> Iterator[Checkpoint]:
-    """Yield the complete checkpoints below a directory."""
+    """Yield the complete checkpoints below a directory, in no order.
+
+    At most _MAX_DEPTH levels and _MAX_ENTRIES entries are searched. Nothing is raised: what cannot
+    be read counts as empty.
+    """
     waiting, count = [(directory, 0)], 0
     while waiting:
         folder, depth = waiting.pop()
@@ -141,21 +170,22 @@ def _checkpoints(directory: Path) -> Iterator[Checkpoint]:
         tracked = _tracked(entries)
         for path in entries:
             count += 1
-            if count > _ENTRIES:
+            if count > _MAX_ENTRIES:
                 return
-            if path.name.endswith(_SYNC_MARKS) or _TEMPORARY.search(path.name):
+            if path.name.endswith(_SYNC_MARKS) or _TEMPORARY_NAME.search(path.name):
                 continue
             if not path.is_dir():
-                is_of_torch = path.suffix in (".pt", ".pth") and _LIKELY.search(path.name)
+                is_of_torch = path.suffix in (".pt", ".pth") and _LIKELY_NAME.search(path.name)
                 if (path.suffix == ".ckpt" or is_of_torch) and _is_complete(path):
                     yield Checkpoint(path, _step(path.name), _written(path))
                 continue
+            # The last file shows that a directory is a checkpoint, and when it was written.
             last = _last_file(path)
             if last is None and path.name in tracked:
                 last = path
             if last is not None and _is_complete_directory(path):
                 yield Checkpoint(path, _step(path.name), _written(last))
-            elif last is None and not _NAMED.match(path.name) and depth < _DEPTH:
+            elif last is None and not _CHECKPOINT_NAME.match(path.name) and depth < _MAX_DEPTH:
                 waiting.append((path, depth + 1))
 
 
@@ -190,12 +220,15 @@ def _step(name: str) -> int:
 
 
 def _tracked(entries: list[Path]) -> frozenset[str]:
-    """Return the names of directories in the files beside checkpoints."""
+    """Return the names of the directories that the trackers among some files name (TRACKERS).
+
+    entries: the files and directories of one folder.
+    """
     forms = dict(TRACKERS)
     tracked: set[str] = set()
     for path in entries:
         if path.name in forms and path.is_file():
-            content = _read(path, 256).decode("utf-8", "replace").strip()
+            content = _read(path, _TRACKER_BYTES).decode("utf-8", "replace").strip()
             tracked.add(forms[path.name].format(content))
     return frozenset(tracked)
 
@@ -213,10 +246,10 @@ def _is_complete_directory(folder: Path) -> bool:
             path = Path(place, name)
             if name.endswith(_SYNC_MARKS):
                 continue
-            if _TEMPORARY.search(name) or not _is_complete(path):
+            if _TEMPORARY_NAME.search(name) or not _is_complete(path):
                 return False
             if name == ".metadata":
-                shards = _SHARD.findall(_read(path, _HEADER_BYTES))
+                shards = _SHARD_NAME.findall(_read(path, _HEADER_BYTES))
                 required.update(shard.decode() for shard in shards)
             elif name.endswith(".index.json"):
                 required.update(_shards_of_index(path))
@@ -234,7 +267,7 @@ def _read(path: Path, limit: int) -> bytes:
         return b""
 
 
-_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+_MALFORMED_ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 """Raised for JSON of another form than expected: other types, missing or too few entries, or
 lists nested too deep.
 """
@@ -248,7 +281,7 @@ def _shards_of_index(path: Path) -> set[str]:
     try:
         index = json.loads(_read(path, _HEADER_BYTES))
         shards = index["weight_map"].values()
-    except _MALFORMED:
+    except _MALFORMED_ERRORS:
         return {""}
     return set(map(str, shards))
 
@@ -259,23 +292,26 @@ def _is_complete(path: Path) -> bool:
     torch.save's zip has its directory at the end; the header of safetensors has the file's length.
     The older form of torch.save has neither: such a file is complete unless it is empty.
     """
-    if path.suffix not in _WEIGHTS:
+    if path.suffix not in _CHECKED_SUFFIXES:
         return True
     try:
         size = path.stat().st_size
         with path.open("rb") as opened:
-            start = opened.read(8)
+            start = opened.read(_LENGTH_BYTES)
             if path.suffix == ".safetensors":
+                # The length of the header, the header as JSON, and the tensors. The header has the
+                # place of each tensor behind it.
                 length = int.from_bytes(start, "little")
-                if len(start) < 8 or length > min(size - 8, _HEADER_BYTES):
+                is_whole = len(start) == _LENGTH_BYTES
+                if not is_whole or length > min(size - _LENGTH_BYTES, _HEADER_BYTES):
                     return False
                 rows = json.loads(opened.read(length))
                 rows.pop("__metadata__", None)
                 ends = [row["data_offsets"][1] for row in rows.values()]
-                return bool(size == 8 + length + max(ends, default=0))
-            if start.startswith(b"PK"):
+                return bool(size == _LENGTH_BYTES + length + max(ends, default=0))
+            if start.startswith(_ZIP_START):
                 opened.seek(max(0, size - _ZIP_END_BYTES))
-                return b"PK\x05\x06" in opened.read()
+                return _ZIP_END in opened.read()
             return size > 0
-    except (OSError, *_MALFORMED):
+    except (OSError, *_MALFORMED_ERRORS):
         return False

@@ -36,13 +36,15 @@ class Problem(NamedTuple):
         return readable(sentence)
 
 
-_SHOWN = 350
+_MAX_SHOWN_CHARACTERS = 350
+"""Characters of each part of a problem in a message."""
 
 
 def _short(part: str) -> str:
-    if len(part) <= _SHOWN:
+    """Return a text; a longer one than _MAX_SHOWN_CHARACTERS with dots in place of its middle."""
+    if len(part) <= _MAX_SHOWN_CHARACTERS:
         return part
-    half = _SHOWN // 2
+    half = _MAX_SHOWN_CHARACTERS // 2
     return f"{part[:half]} ... {part[-half:]}"
 
 
@@ -81,10 +83,10 @@ def nearest(word: str, known: Iterable[str]) -> str:
         return f"did you mean {near!r}?"
     if not candidates:
         return ""
-    suggestion = f"known: {', '.join(map(repr, candidates[:_CANDIDATES]))}"
-    if len(candidates) > _CANDIDATES:
-        suggestion += f" and {len(candidates) - _CANDIDATES} more"
+    suggestion = f"known: {', '.join(map(repr, candidates[:_MAX_CANDIDATES]))}"
+    if len(candidates) > _MAX_CANDIDATES:
+        suggestion += f" and {len(candidates) - _MAX_CANDIDATES} more"
     return suggestion
 
 
-_CANDIDATES = 8
+_MAX_CANDIDATES = 8

@@ -13,7 +13,7 @@ LIMIT_BYTES = 1 << 26
 def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict") -> str:
     """Return the text of a regular file, also through a link.
 
-    Never waits, and never reads without end.
+    Never waits for a pipe, and never reads without end. A path below a dead mount may still hang.
 
     Raises:
         OSError: The file cannot be read, is a pipe or a device, or is too large.
@@ -48,9 +48,10 @@ def written_at(path: str) -> int:
 def write_text(path: Path, text: str) -> None:
     """Write a file, in place of an older one.
 
-    A link or a device at the path is removed, never written into.
+    A link or a device at the path is removed, never written into. Characters that UTF-8 does not
+    have become ``?``.
 
-    Raises OSError.
+    Raises OSError, for example if the path is a directory.
     """
     if path.is_symlink() or (path.exists() and not path.is_file()):
         path.unlink()

@@ -26,11 +26,15 @@ class Inspected(NamedTuple):
 
 
 _current = [Inspected("this host's files", "")]
+"""The objects of the inspections that run, the innermost last; the first one stands for none."""
 
 
 @contextmanager
 def inspecting(what: str, path: str = "") -> Iterator[None]:
-    """Note the object of an inspection while the block runs."""
+    """Note the object of an inspection while the block runs: ``current`` returns it.
+
+    Any thread may ask. Only one thread at a time may inspect.
+    """
     before = _current[-1]
     _current.append(Inspected(what, path))
     try:
@@ -83,6 +87,7 @@ class Inspection(Generic[Result]):
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        """Inspect, in the thread: fill ``results`` or ``errors``, then call ``ended``."""
         try:
             self.results.append(self._inspect())
         except BaseException as error:  # noqa: BLE001  (for the thread that waits)
@@ -94,9 +99,10 @@ class Inspection(Generic[Result]):
 def run_in_time(
     inspect: Callable[[], Result], default: Result, seconds: float = LOOK_SECONDS
 ) -> Result:
-    """Return the result of an inspection, within a limit.
+    """Return the result of an inspection, within a limit of seconds.
 
     Returns the default if the inspection does not return in time, fails, or cannot get a thread.
+    Nothing is raised. A thread that does not return in time runs on.
     """
     try:
         inspection = Inspection(inspect)

@@ -23,7 +23,7 @@ VALUE_LENGTH = 8
 name, because other words may contain the same letters.
 """
 
-_WORDS = frozenset(
+_SECRET_WORDS = frozenset(
     (
         "apikey",
         "credential",
@@ -38,8 +38,11 @@ _WORDS = frozenset(
         "token",
     )
 )
-# "api_key" is a secret, "num_key_value_heads" is not.
-_LAST_WORDS = frozenset(("auth", "key", "keys", "pw"))
+"""Words that make a name secret at any place in the name: ``token_of_hub``."""
+
+_SECRET_LAST_WORDS = frozenset(("auth", "key", "keys", "pw"))
+"""Words that make a name secret only at its end: ``api_key``, but not ``num_key_value_heads``."""
+
 _PASS = "pass"  # "db_pass" is a secret, "forward_pass" is not
 _BEFORE_PASS = frozenset(
     (
@@ -49,12 +52,23 @@ _BEFORE_PASS = frozenset(
 )  # fmt: skip
 """Words before ``pass`` in the names of turns over data. Every other ``pass`` is a password."""
 
-_LAST_WORDS_ALONE = frozenset(("key", "keys"))  # of a mapping, a column, a metric...
-_RANDOM = re.compile(r"(?=\S*\d)(?=\S*[A-Za-z])\S{16,}")  # the form of most secrets
-_BEFORE_IDENTIFIER = frozenset(("key",))  # AWS_ACCESS_KEY_ID
-# The shell's working directory; in a connection string, a password.
-_NOT_SECRET = frozenset(("PWD", "OLDPWD"))
-_FRACTION = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+(?:\.\d*)?[eE][+-]?\d+)")
+_AMBIGUOUS_NAMES = frozenset(("key", "keys"))
+"""Whole names that often mean a key of a mapping, a column or a metric. Their values are secret
+only if they look random.
+"""
+
+_LOOKS_RANDOM = re.compile(r"(?=\S*\d)(?=\S*[A-Za-z])\S{16,}")
+"""The form of most secrets: 16 characters or more without blanks, with a letter and a digit."""
+
+_BEFORE_IDENTIFIER = frozenset(("key",))
+"""Words before a last word ``id`` that make a name secret: AWS_ACCESS_KEY_ID."""
+
+_WORKING_DIRECTORIES = frozenset(("PWD", "OLDPWD"))
+"""The shell's names of working directories. In a connection string ``Pwd`` is a password."""
+
+_DECIMAL_NUMBER = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+(?:\.\d*)?[eE][+-]?\d+)")
+"""A number with a decimal point or an exponent: ``0.3``, ``1e-4``; not ``12``."""
+
 _SPLIT = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
 _URL = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]*://)([^\s/@\"'\\]+)@")
 _OPTION = r"--?([A-Za-z][A-Za-z0-9_.-]*)(=.*)?"
@@ -74,7 +88,7 @@ def is_secret_name(name: str) -> bool:
 
     ``max_tokens`` is not.
     """
-    if name in _NOT_SECRET:
+    if name in _WORKING_DIRECTORIES:
         return False
     words = _words_of(name)
     if not words:
@@ -86,7 +100,7 @@ def is_secret_name(name: str) -> bool:
         return True
     if words[-1] == _PASS:
         return before not in _BEFORE_PASS
-    return words[-1] in _LAST_WORDS or not _WORDS.isdisjoint(words)
+    return words[-1] in _SECRET_LAST_WORDS or not _SECRET_WORDS.isdisjoint(words)
 
 
 def _words_of(name: str) -> list[str]:
@@ -95,9 +109,9 @@ def _words_of(name: str) -> list[str]:
 
 
 def is_secret(name: str, value: object) -> bool:
-    """Return whether a value is secret, by its name.
+    """Return whether a value is secret: by its name, unless the value shows another meaning.
 
-    The value of ``key`` alone is secret only if it has the form of a secret. A fraction is a
+    The value of ``key`` alone is secret only if it looks random. A number with a decimal point is a
     measurement, unless the name ends with a word such as ``password``. ``PWD`` is a path, except in
     a connection string.
 
@@ -108,15 +122,16 @@ def is_secret(name: str, value: object) -> bool:
     >>> is_secret("password_embedding", "0.3"), is_secret("PWD", "/work"), is_secret("PWD", "x")
     (False, False, True)
     """
-    if name.upper() in _NOT_SECRET:
+    if name.upper() in _WORKING_DIRECTORIES:
+        # A path begins with "/". Any other text is a password of a connection string.
         return isinstance(value, str) and bool(value) and not value.startswith("/")
     last = _words_of(name)[-1:]
-    if not _WORDS.union(_LAST_WORDS, (_PASS,)).intersection(last) and _FRACTION.fullmatch(
-        str(value)
-    ):
+    ends_with_secret_word = _SECRET_WORDS.union(_SECRET_LAST_WORDS, (_PASS,)).intersection(last)
+    # "password_embedding" is 0.3: a measurement of something that is about passwords.
+    if not ends_with_secret_word and _DECIMAL_NUMBER.fullmatch(str(value)):
         return False
-    if name.lower() in _LAST_WORDS_ALONE and isinstance(value, str):
-        return bool(_RANDOM.fullmatch(value))
+    if name.lower() in _AMBIGUOUS_NAMES and isinstance(value, str):
+        return bool(_LOOKS_RANDOM.fullmatch(value))
     return is_secret_name(name)
 
 
@@ -155,7 +170,7 @@ _CONNECTION = re.compile(
 )
 """Secrets in connection strings (Azure, ODBC, ADO.NET): pairs separated by ``;``."""
 
-_MARKED = re.compile(
+_MARKED_TOKEN = re.compile(
     r"(\bAuthorization['\"]?\s*[:=]\s*['\"]?(?:Basic|Bearer|token)\s+|\bBearer\s+(?=\S*\d)"
     r"|\bX-(?:Amz|Goog)-(?:Signature|Security-Token|Credential)=|[?&](?:Signature|AWSAccessKeyId|sig|token|access_token)="
     r"|\b(?:aws_?)?(?:secret_?access_?key|session_?token)['\"]?\s*[:=]\s*['\"]?(?=[^\s'\"]{16}))"
@@ -170,7 +185,7 @@ def redact_tokens(text: str) -> str:
     >>> redact_tokens("403 for s3.example/k?X-Amz-Signature=0a1b2c3d4e5f&X-Amz-Date=20261125")
     '403 for s3.example/k?X-Amz-Signature=******&X-Amz-Date=20261125'
     """
-    for marked in (_WEBHOOK, _CONNECTION, _MARKED):
+    for marked in (_WEBHOOK, _CONNECTION, _MARKED_TOKEN):
         text = marked.sub(rf"\g<1>{MASK}", text)
     return _TOKENS.sub(MASK, text)
 
@@ -195,7 +210,13 @@ def redact_options(text: str) -> str:
 
 
 def _without_value(option: re.Match[str]) -> str:
+    """Return an option of a text with MASK for a secret value; otherwise unchanged.
+
+    Args:
+        option: A match of ``_OPTION_IN_TEXT``: 1 is all before the value, 2 the name, 3 the value.
+    """
     name, value = option[2], option[3].strip("'\"")
+    # For example ``--token TOKEN`` in a usage text.
     is_usage = value == value.upper() and value.replace("_", "-") == name.upper().replace("_", "-")
     if is_usage or not is_secret(name, value):
         return option[0]
@@ -214,6 +235,7 @@ class Redactor:
         secrets: set[str] = set()
         for source in sources:
             _collect(source, secrets)
+        # All secrets are hidden behind their names, and long ones in any text.
         forms: set[str] = set()
         long_forms: set[str] = set()
         for secret in secrets:
@@ -239,7 +261,8 @@ class Redactor:
     def value(self, name: str, value: str) -> str:
         """Redact a value: the whole value if its name is that of a secret, else its secret parts.
 
-        Keys of an object and options of a list are names, too.
+        In a JSON text keys of an object and options of a list are names, too. A JSON text without
+        secrets keeps its form; one with secrets is written anew, without blanks, in sorted order.
         """
         if value and is_secret(name, value):
             return MASK
@@ -287,9 +310,10 @@ class Redactor:
     def _pairs(self, text: str) -> str:
         """Redact a text with pairs, such as ``a=1,password=x`` or ``{'password': 'x'}``."""
         pieces: list[str] = []
-        done = 0
+        done = 0  # characters of the text that are in the pieces
         for key in _KEY.finditer(text):
             name = key.group(1)
+            # A key inside a value that is hidden already is a part of that value.
             if key.start() < done or not _may_be_secret(name):
                 continue
             value = self._value_of_pair.match(text, key.end())
@@ -312,6 +336,7 @@ class Redactor:
         option_of_value = ""  # the secret option before this word
         for word in argv:
             option = re.fullmatch(_OPTION, word, re.DOTALL)
+            # A word with one hyphen may be the secret itself; one with two is the next option.
             if option_of_value and not (option and word.startswith("--")):
                 if is_secret(option_of_value, word):
                     redacted.append(MASK)
@@ -322,6 +347,7 @@ class Redactor:
             option_of_value = ""
             assignment = re.fullmatch(_ASSIGNMENT, word, re.DOTALL)
             if option:
+                # The value includes its "="; None for an option whose value is the next word.
                 name, value = option.group(1), option.group(2)
                 if value is None and is_secret_name(name):
                     option_of_value = name
@@ -337,7 +363,8 @@ class Redactor:
 
 
 def _may_be_secret(name: str) -> bool:
-    return name in _NOT_SECRET or is_secret_name(name)
+    """Return whether ``is_secret`` can be true for a name, with a suitable value."""
+    return name in _WORKING_DIRECTORIES or is_secret_name(name)
 
 
 def _any_of(texts: Iterable[str]) -> str:
@@ -351,7 +378,14 @@ def _forms(value: str) -> tuple[str, ...]:
 
 
 def _collect(value: object, secrets: set[str], name: str = "") -> None:
-    """Collect the secret values in a decoded JSON value, or in the JSON text of a variable."""
+    """Collect the secret values in a decoded JSON value, or in the JSON text of a variable.
+
+    Args:
+        value: The value; one of another type, true and false are ignored.
+        secrets: Gets the secret values as texts, numbers too.
+        name: The key of the value; that of the enclosing object for an entry of a list; ``""`` at
+            the top.
+    """
     if isinstance(value, Mapping):
         for key, entry in value.items():
             # Every value below a secret name is secret.
@@ -369,6 +403,7 @@ def _collect(value: object, secrets: set[str], name: str = "") -> None:
             try:
                 _collect(decode(value), secrets, name)
             except (ValueError, RecursionError):
+                # Not JSON after all: the text holds no secret that can be told apart.
                 return
         else:
             for pair in _PAIR.finditer(value):

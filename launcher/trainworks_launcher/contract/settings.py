@@ -23,6 +23,13 @@ LEVELS: Mapping[str, int] = MappingProxyType(
 )
 """Name of a log level of Python -> the number that the script gets."""
 
+_LAST_PORT = 65535
+_LEVEL_DIGITS = 9
+"""Digits of the largest log level that is read."""
+
+_SECONDS_LIMIT = 1e7
+"""A number of seconds is below this: four months are no limit of a job."""
+
 
 class Reader:
     """Reads settings for one part of a job, and collects the problems of that part.
@@ -57,7 +64,8 @@ class Reader:
         """Read a hyperparameter that is a whole number of at least 1.
 
         Returns:
-            The number; None for an absent or empty value, and after a problem.
+            The number; None for an absent or empty value. None also for a wrong value, which is
+            added to ``problems``.
         """
         value = self.reserved.get(name)
         if value is None or value == "":
@@ -71,17 +79,24 @@ class Reader:
         return value
 
     def port(self, name: str, default: int) -> int:
-        """Read a TCP port from a variable; the default for an absent or wrong value."""
+        """Read a TCP port from a variable; the default for an absent or wrong value.
+
+        A wrong value is added to ``problems``.
+        """
         value = self.variables.get(name, "").strip()
         if not value:
             return default
-        if not value.isdecimal() or len(value) > 5 or not 1 <= int(value) <= 65535:
+        is_number = value.isdecimal() and len(value) <= len(str(_LAST_PORT))
+        if not is_number or not 1 <= int(value) <= _LAST_PORT:
             self.refuse(f"{value!r} is not a TCP port", f"variable {name}", "use 1024 to 65535")
             return default
         return int(value)
 
     def word(self, name: str, words: tuple[str, ...]) -> str:
-        """Read one of a few words from a variable; the first is the default."""
+        """Read one of a few words from a variable; the first one for an absent or wrong value.
+
+        A wrong value is added to ``problems``.
+        """
         value = self.variables.get(name, "").strip()
         if value and value not in words:
             self.refuse(f"{value!r} is not understood", f"variable {name}", nearest(value, words))
@@ -90,7 +105,10 @@ class Reader:
         return value
 
     def seconds(self, name: str, default: float) -> float:
-        """Read a positive number of seconds from a variable; the default if absent or wrong."""
+        """Read a positive number of seconds from a variable; the default if absent or wrong.
+
+        A wrong value is added to ``problems``.
+        """
         value = self.variables.get(name, "").strip()
         if not value:
             return default
@@ -98,7 +116,7 @@ class Reader:
             number = float(value)
         except ValueError:
             number = -1.0
-        if not 0 < number < 1e7:
+        if not 0 < number < _SECONDS_LIMIT:
             advice = f"give seconds as a number, the default is {default:g}"
             self.refuse(f"{value!r} is not a number of seconds", f"variable {name}", advice)
             return default
@@ -108,14 +126,14 @@ class Reader:
 def log_level(variables: Mapping[str, str], reserved: Mapping[str, Json]) -> Json:
     """Return the log level for the script: the hyperparameter, else the variable, else 20.
 
-    None if the value is not a level.
+    A number is returned as it is, a name as its number. None if the value is not a level.
     """
     value = reserved.get(names.LOG_LEVEL)
     if value is None or value == "":
         word = variables.get(names.LOG_LEVEL_VARIABLE, "").strip()
         if not word:
             return names.LOG_LEVEL_DEFAULT
-        if word.isdecimal() and len(word) < 10:
+        if word.isdecimal() and len(word) <= _LEVEL_DIGITS:
             return int(word)
         return LEVELS.get(word)
     if isinstance(value, str):

@@ -37,6 +37,7 @@ _NAMED = ("USR1", "USR2", "ALRM", "VTALRM", "PROF", "IO", "PWR", "STKFLT", "XCPU
 
 
 def _signals_for_ranks() -> frozenset[int]:
+    """Return the numbers of _NAMED and of all real-time signals, as far as this system has them."""
     numbers = set(range(signal.SIGRTMIN, signal.SIGRTMAX + 1))
     for name in _NAMED:
         number = getattr(signal, f"SIG{name}", None)
@@ -89,7 +90,7 @@ class EarlyStops:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> EarlyStops:
-        """Set the handlers."""
+        """Set the handlers. From now on a stop signal raises StoppedError in the main thread."""
         for number in handled():
             self._before[number] = signal.signal(number, self._came)
         return self
@@ -109,6 +110,7 @@ class EarlyStops:
         self._held = True
 
     def _came(self, number: int, frame: object) -> None:
+        """Note a signal, as its handler. Raise StoppedError for a stop signal before ``hold``."""
         del frame
         self.numbers.append(number)
         if not self._held and number in STOP_SIGNALS:

@@ -22,16 +22,27 @@ WORDS = {
 """Word of another tool -> the launcher's name for it; both in the form of ``_plain``."""
 
 
+_LEAST_LIKENESS = 0.65
+"""Likeness from which a name is near enough, from 0 to 1 (difflib)."""
+
+_SHORT_WORD = 3
+"""Letters up to which a word is a part of too many names."""
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the known name nearest to a word; ``""`` if none is near enough."""
+    """Return the known name nearest to a word; ``""`` if none is near enough.
+
+    Case, hyphens and underscores do not count. A word of another tool stands for the launcher's.
+    """
     import difflib  # takes time, and only a refusal suggests names
 
     name_of = {_plain(name): name for name in known}
     plain = WORDS.get(_plain(word), _plain(word))
     if plain in name_of:
         return name_of[plain]
-    near = difflib.get_close_matches(plain, name_of, 1, 0.65)
-    if len(plain) > 3:
+    near = difflib.get_close_matches(plain, name_of, 1, _LEAST_LIKENESS)
+    # A longer word may also be a part of a name.
+    if len(plain) > _SHORT_WORD:
         near += [name for name in name_of if plain in name]
     if not near:
         return ""

@@ -73,12 +73,15 @@ def cpu_quota(membership: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup
             if not f"{group}/".startswith(f"{root}/"):
                 break
             with contextlib.suppress(OSError, ValueError):
+                # Microseconds of CPU time in a period. Without a limit the quota is "max", which is
+                # no number, in version 2, and -1 in version 1.
                 if version == 2:
                     quota, period = (group / "cpu.max").read_text(encoding="ascii").split()
                 else:
                     quota = (group / "cpu.cfs_quota_us").read_text(encoding="ascii").strip()
                     period = (group / "cpu.cfs_period_us").read_text(encoding="ascii").strip()
                 if int(quota) > 0:
+                    # Rounded up.
                     quotas.append(-(-int(quota) // int(period)))
     return min(quotas, default=None)
 
@@ -121,7 +124,10 @@ def process_limit() -> str:
 
 
 def _try_clone3() -> int:
-    """Return the error number of a clone3 without arguments: EINVAL if the call is allowed."""
+    """Return the error number of a clone3 without arguments: EINVAL if the call is allowed.
+
+    Such a call starts nothing. EPERM means that a seccomp profile refuses the call.
+    """
     import ctypes
 
     kernel = ctypes.CDLL(None, use_errno=True)

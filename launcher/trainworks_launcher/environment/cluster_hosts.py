@@ -8,7 +8,7 @@ Three kinds of variables are recognised by the words in their names:
 - a file of hosts: ``X_HOSTS_FILE=/etc/x/hosts``
 
 Arrays of independent jobs, shards of tests, GPUs and data loaders have counts and indices, too.
-They are not hosts, and their words are in _NO_HOSTS.
+They are not hosts, and their words are in _OTHER_WORDS.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Callable, Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.contract.json_values import without_brackets
 
-_HOSTS = frozenset(
+_HOST_WORDS = frozenset(
     (
         "AGENT",
         "CONTAINER",
@@ -37,7 +37,7 @@ _HOSTS = frozenset(
 )
 """Words for a host. If a count has one of them, ``train`` is started once on each host."""
 
-_PROCESSES = frozenset(
+_PROCESS_WORDS = frozenset(
     (
         "CLUSTER",
         "COMM",
@@ -56,11 +56,11 @@ _PROCESSES = frozenset(
 )
 """Words for other parts of a distributed job. Their number is not the number of hosts."""
 
-_COUNTS = frozenset(("COUNT", "N", "NUM", "NUMBER", "SIZE", "TOTAL"))
-_INDICES = frozenset(("ID", "IDX", "INDEX", "NO", "RANK"))
-_LEADERS = frozenset(("CHIEF", "COORDINATOR", "HEAD", "LEADER", "MAIN", "MASTER", "PRIMARY"))
-_ADDRESSES = frozenset(("ADDR", "ADDRESS", "HOST", "HOSTNAME", "IP"))
-_LISTS = frozenset(
+_COUNT_WORDS = frozenset(("COUNT", "N", "NUM", "NUMBER", "SIZE", "TOTAL"))
+_INDEX_WORDS = frozenset(("ID", "IDX", "INDEX", "NO", "RANK"))
+_LEADER_WORDS = frozenset(("CHIEF", "COORDINATOR", "HEAD", "LEADER", "MAIN", "MASTER", "PRIMARY"))
+_ADDRESS_WORDS = frozenset(("ADDR", "ADDRESS", "HOST", "HOSTNAME", "IP"))
+_LIST_WORDS = frozenset(
     ("ADDRESSES", "ADDRS", "ENDPOINTS", "HOSTNAMES", "HOSTS", "IPS", "LIST", "NAMES")
 )
 _ARRAYS = (
@@ -132,13 +132,13 @@ _SERVICES = (
 )
 """Words for services that a job may use."""
 
-_NO_HOSTS = frozenset((*_ARRAYS, *_PARTS_OF_A_HOST, *_GROUPS, *_SERVICES))
+_OTHER_WORDS = frozenset((*_ARRAYS, *_PARTS_OF_A_HOST, *_GROUPS, *_SERVICES))
 """Words for counts, indices and lists that are not about hosts."""
 
-_FILLERS = ("ALL", "CURRENT", "MY", "OF", "OWN", "THIS")
+_FILLER_WORDS = ("ALL", "CURRENT", "MY", "OF", "OWN", "THIS")
 """Words that change nothing: MY_HOST_INDEX is HOST_INDEX."""
 
-_FOREIGN = ("SM_", "TRAINWORKS_", "KUBERNETES_", "CLOUD_RUN_")
+_IGNORED_PREFIXES = ("SM_", "TRAINWORKS_", "KUBERNETES_", "CLOUD_RUN_")
 """Beginnings of variables that are never read here: the launcher's exports, Kubernetes' links to
 Services, and Cloud Run's arrays of independent tasks.
 """
@@ -197,8 +197,8 @@ class _Name(NamedTuple):
 
     Attributes:
         vendor: First words, for example ``("X",)`` of X_NODE_COUNT.
-        objects: Words of _HOSTS and _PROCESSES, ``("NODE",)``.
-        role: Word of _COUNTS or _INDICES, ``COUNT``.
+        objects: Words of _HOST_WORDS and _PROCESS_WORDS, ``("NODE",)``.
+        role: Word of _COUNT_WORDS or _INDEX_WORDS, ``COUNT``.
     """
 
     vendor: tuple[str, ...]
@@ -207,9 +207,10 @@ class _Name(NamedTuple):
 
 
 def find_pairs(variables: Mapping[str, str]) -> tuple[Pair, ...]:
-    """Return each count with its index, those of hosts first.
+    """Return each count with its index, those of hosts first; ``()`` for none.
 
-    The count is above one, so this process is one of several.
+    The count is above one, so this process is one of several. An index may begin at 0 or at 1. A
+    count with several indices, or an index with several counts, is in several pairs.
     """
     counts: dict[str, _Name] = {}
     indices: dict[str, _Name] = {}
@@ -218,9 +219,9 @@ def find_pairs(variables: Mapping[str, str]) -> tuple[Pair, ...]:
         parts = _parts(name)
         if parts is None:
             continue
-        if parts.role in _COUNTS and number > 1:
+        if parts.role in _COUNT_WORDS and number > 1:
             counts[name] = parts
-        elif parts.role in _INDICES:
+        elif parts.role in _INDEX_WORDS:
             indices[name] = parts
 
     matches = []
@@ -231,13 +232,13 @@ def find_pairs(variables: Mapping[str, str]) -> tuple[Pair, ...]:
             if not _belong_together(count, index) or place > size:
                 continue
             objects = {*count.objects, *index.objects}
-            of_hosts = bool(objects & _HOSTS) or objects == {"PROCESS"}
+            of_hosts = bool(objects & _HOST_WORDS) or objects == {"PROCESS"}
             matches.append(Pair(size, place, (count_name, index_name), count.vendor, of_hosts))
     return tuple(sorted(matches, key=lambda pair: not pair.of_hosts))
 
 
 def _read_numbers(variables: Mapping[str, str]) -> dict[str, int]:
-    """Return the variables with numbers, sorted by name."""
+    """Return the variables whose value is a number of at most six digits, sorted by name."""
     numbers = {}
     for name, value in sorted(variables.items()):
         if _NUMBER.fullmatch(value.strip()):
@@ -255,11 +256,13 @@ def find_lists(variables: Mapping[str, str], read: Callable[[str], str]) -> tupl
     listed = []
     for name, value in sorted(variables.items()):
         words = _words(name)
-        if name.startswith(_FOREIGN) or not _NO_HOSTS.isdisjoint(words):
+        # Variables of the launcher and of services, and words for parts of a host or for groups of
+        # ranks.
+        if name.startswith(_IGNORED_PREFIXES) or not _OTHER_WORDS.isdisjoint(words):
             continue
-        host_words = {_singular(word) for word in words} & _HOSTS
+        host_words = {_singular(word) for word in words} & _HOST_WORDS
         in_file = "FILE" in words and bool(host_words)
-        has_list_word = not _LISTS.isdisjoint(words[1:])
+        has_list_word = not _LIST_WORDS.isdisjoint(words[1:])
         is_list = has_list_word and (bool(host_words) or "TASK" in words)
         if in_file and value != _FILE_OF_THE_SYSTEM and value.startswith("/"):
             hosts = _addresses(_first_words(read(value)))
@@ -286,9 +289,9 @@ def find_index(variables: Mapping[str, str], listed: HostList) -> str:
     vendor = _words(listed.name)[:1]
     for name, number in _read_numbers(variables).items():
         parts = _parts(name)
-        if parts is None or parts.role not in _INDICES:
+        if parts is None or parts.role not in _INDEX_WORDS:
             continue
-        is_of_hosts = bool({*parts.objects} & _HOSTS)
+        is_of_hosts = bool({*parts.objects} & _HOST_WORDS)
         if parts.vendor[:1] == vendor and is_of_hosts and number < len(listed.hosts):
             return name
     return ""
@@ -305,11 +308,12 @@ def find_leader(variables: Mapping[str, str], vendor: tuple[str, ...]) -> tuple[
     """
     for name, value in sorted(variables.items()):
         words = _words(name)
-        is_leader = not _LEADERS.isdisjoint(words) and words[-1] in _ADDRESSES
+        is_leader = not _LEADER_WORDS.isdisjoint(words) and words[-1] in _ADDRESS_WORDS
         if not is_leader or words[: len(vendor)] != vendor:
             continue
+        # Any other word means the leader of something else, such as X_DB_MASTER_ADDR.
         rest = {_singular(word) for word in words[len(vendor) :]}
-        if not rest <= _LEADERS | _ADDRESSES | _HOSTS:
+        if not rest <= _LEADER_WORDS | _ADDRESS_WORDS | _HOST_WORDS:
             continue
         address = _without_port(value.strip())
         if is_host_name(address):
@@ -328,14 +332,16 @@ def find_hints(variables: Mapping[str, str]) -> tuple[str, ...]:
         parts = _parts(name)
         if parts is None:
             continue
-        if {*_HOSTS, "ALLOC", "RANK"}.isdisjoint(parts.objects + parts.vendor[-1:]):
+        # Neither a word for a host nor for an allocation of hosts or a rank: no hint.
+        if {*_HOST_WORDS, "ALLOC", "RANK"}.isdisjoint(parts.objects + parts.vendor[-1:]):
             continue
         is_bare_worker = parts.objects == ("WORKER",) and not parts.vendor
         is_of_loader = is_bare_worker and parts.role in ("N", "NUM", "NUMBER")  # NUM_WORKERS=4
-        if parts.role in _COUNTS and not is_of_loader:
+        if parts.role in _COUNT_WORDS and not is_of_loader:
             counts[name] = number
         elif parts.role in ("INDEX", "RANK") or "RANK" in parts.objects:
             indices[name] = number
+    # A count of one explains an index of 0: the job has one host.
     has_count_of_one = 1 in counts.values()
     assignments = [f"{name}={count}" for name, count in counts.items() if count > 1]
     for name, index in indices.items():
@@ -379,18 +385,24 @@ def _parts(name: str) -> _Name | None:
     _Name(vendor=('X',), objects=('NODE',), role='COUNT')
     """
     words = _words(name)
-    if name.startswith(_FOREIGN) or len(words) < 2 or not _NO_HOSTS.isdisjoint(words[:-1]):
+    if (
+        name.startswith(_IGNORED_PREFIXES)
+        or len(words) < 2
+        or not _OTHER_WORDS.isdisjoint(words[:-1])
+    ):
         return None
-    role = words[-1] if words[-1] in _INDICES else ""
-    if not role or not _COUNTS.isdisjoint(words[:-1]):
-        counts = [word for word in words if word in _COUNTS]
+    # The last word says what an index is; a count may have its word anywhere (NUM_NODES), and a
+    # name with both is a count (NUM_NODE_ID).
+    role = words[-1] if words[-1] in _INDEX_WORDS else ""
+    if not role or not _COUNT_WORDS.isdisjoint(words[:-1]):
+        counts = [word for word in words if word in _COUNT_WORDS]
         role = counts[-1] if counts else ""
     if not role:
         return None
 
     # The vendor's words end at the first word for a host or a process.
-    known = _HOSTS | _PROCESSES
-    rest = [_singular(word) for word in words if word not in (role, *_FILLERS)]
+    known = _HOST_WORDS | _PROCESS_WORDS
+    rest = [_singular(word) for word in words if word not in (role, *_FILLER_WORDS)]
     split = 0
     while split < len(rest) and rest[split] not in known:
         split += 1
@@ -407,8 +419,10 @@ def _belong_together(count: _Name, index: _Name) -> bool:
     """
     if count.vendor != index.vendor:
         return False
+    # JOB_COUNT and JOB_ID: the number of jobs, and the name of this one.
     if count.objects == index.objects and count.objects not in ((), ("JOB",)):
         return True
+    # Without common first words, different objects show no relation.
     if not count.vendor:
         return False
     if count.objects and index.objects:

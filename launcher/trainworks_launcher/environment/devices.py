@@ -47,6 +47,7 @@ def efa_devices(
         classes: Folder in which the kernel lists devices by class.
         nodes: Folder of the device nodes.
     """
+    # Opens each device node for a moment.
     infiniband = f"{classes}/infiniband"
     devices = tuple(name for name in list_names(infiniband) if _is_efa(f"{infiniband}/{name}"))
     if not devices:
@@ -109,6 +110,7 @@ def locked_memory(status: str = "/proc/self/status") -> int | None:
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if limit == resource.RLIM_INFINITY:
         return None
+    # A process with this capability has no limit: a bit for each capability, in hexadecimal digits.
     capabilities = re.search(r"CapEff:\s*([0-9a-f]+)", text_of(status))
     if capabilities is not None and int(capabilities.group(1), 16) >> _IPC_LOCK & 1:
         return None
@@ -122,10 +124,14 @@ def _read_line(path: str) -> str:
 
 # --- GPUs -----------------------------------------------------------------------------------------
 def count_gpus(variables: Mapping[str, str]) -> int:
-    """Return the number of NVIDIA GPUs in this container.
+    """Return the number of NVIDIA GPUs in this container; 0 if none is found.
 
-    Count the device nodes, else the driver's list, else the lines of nvidia-smi. Device nodes come
-    first: a container with two of eight GPUs has two nodes, while the driver may list eight.
+    Count the device nodes that can be opened, else the driver's list, else the lines of nvidia-smi,
+    which runs for at most ``_PROBE_SECONDS``. Device nodes come first: a container with two of
+    eight GPUs has two nodes, while the driver may list eight.
+
+    Args:
+        variables: The process's environment; its PATH is searched for nvidia-smi.
     """
     nodes = list_names("/dev", re.compile(r"nvidia\d+").fullmatch)
     if nodes:
@@ -192,6 +198,7 @@ def nodes_of_gpus(
     if len(list_names(node_folder, re.compile(r"node\d+").fullmatch)) < 2:
         return ()
 
+    # The node of each GPU of the container, in the order of PCI addresses, as CUDA counts them.
     node_texts = []
     for address in list_names(folders.driver):
         device = f"{folders.system}/bus/pci/devices/{address.lower()}"

@@ -95,12 +95,12 @@ def choose(
     """Choose a path for each variable of RESULTS by itself.
 
     The choice is the first path that can be written and outlives the container, else the first that
-    can be written, else the first.
+    can be written, else the first. Nothing is made or changed.
 
     Args:
         roots: Directories that may hold the results, in order; at least one.
-        settings: Variable of RESULTS -> directory that a person has set.
-        checkpoints: Directory of checkpoints; ``""`` if there is none.
+        settings: Variable of RESULTS -> directory that a person has set, which is chosen.
+        checkpoints: Directory of checkpoints, for the warning only; ``""`` if there is none.
         is_kept: Whether files in a directory outlive the container.
     """
     paths: dict[str, str] = {}
@@ -171,6 +171,13 @@ emptyDir of Kubernetes.
 """
 
 
+_MOUNT_FIELDS = 5
+"""Fields of a row up to the mount point (proc(5), mountinfo)."""
+
+_MOUNT_BLANKS = 8
+"""Blanks in a row with all fields that are read, at least."""
+
+
 class _Mount(NamedTuple):
     """A row of the mount table, for example ``36 35 98:0 / /data rw - ext4 /dev/sda1 rw``.
 
@@ -234,10 +241,10 @@ def _parse_mounts(table: str) -> list[_Mount]:
     """Return the rows of a mount table; lines of another form are left out."""
     mounts = []
     for line in table.splitlines():
-        if line.count(" ") <= 7:
+        if line.count(" ") < _MOUNT_BLANKS:
             continue
         before, _, after = line.partition(" - ")
-        number, parent, _, root, point = map(_unescape, before.split(" ")[:5])
+        number, parent, _, root, point = map(_unescape, before.split(" ")[:_MOUNT_FIELDS])
         kind, _, _ = after.partition(" ")
         mounts.append(_Mount(number, parent, root, point, kind))
     return mounts
@@ -256,11 +263,13 @@ def _find_mount(path: str, mounts: Sequence[_Mount]) -> _Mount | None:
     """
     numbers = {mount.number for mount in mounts}
     mount: _Mount | None = None
+    # First the root, whose parent is outside of the table; then the mounts on the current one.
     inside = [row for row in mounts if row.parent not in numbers]
     while True:
         above = [row for row in inside if _is_in(path, row.point)]
         if not above:
             return mount
+        # The outermost mount point comes first on the way down.
         mount = min(above, key=lambda row: len(row.point))
         inside = [row for row in mounts if row.parent == mount.number != row.number]
 
@@ -337,7 +346,7 @@ def choose_home(variables: Mapping[str, str]) -> tuple[str, str]:
     problem = f"HOME is not set ({reason})"
     if setting:
         problem = f"HOME={setting} cannot be used ({reason})"
-    # Caches have compiled kernels: a directory that forbids execution is the last resort.
+    # Caches have compiled kernels: directories that forbid execution come last (False is less).
     for place in sorted((*_temporary(variables), *TEMPORARY), key=_forbids_execution):
         new_home = str(Path(place, f"trainworks-home-{os.geteuid()}").absolute())
         if not Path(place).is_dir() or why_not_writable(new_home):
@@ -421,6 +430,7 @@ _LOCALES = ("C.UTF-8", "C.utf8", "C", "POSIX")
 
 
 def _has_locale(name: str) -> bool:
+    """Return whether the image has a locale. Sets this process's locale, and resets it."""
     import locale  # needed on few hosts
 
     before = locale.setlocale(locale.LC_CTYPE)
@@ -466,7 +476,8 @@ def _is_free_or_ours(path: str) -> bool:
     except OSError:
         return True
     is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-    return is_ours and not status.st_mode & 0o022
+    others_may_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return is_ours and not others_may_write
 
 
 # --- making ---------------------------------------------------------------------------------------
@@ -494,6 +505,7 @@ def make(places: Mapping[str, str], home: str = "") -> tuple[str, ...]:
         for path in paths:
             mode = 0o700 if path == home else 0o777
             for parent in reversed((Path(path), *Path(path).parents)):
+                # It exists, or another host that shares the file system has just made it.
                 with contextlib.suppress(FileExistsError):
                     parent.mkdir(mode=mode)
                     made.append(str(parent))
@@ -508,7 +520,7 @@ def make(places: Mapping[str, str], home: str = "") -> tuple[str, ...]:
 
 
 def _try_to_write(directory: str) -> None:
-    """Make a file and remove it.
+    """Make a file in a directory, and remove it. Raises OSError if that fails.
 
     On a network file system open(2) may fail where access(2) succeeds.
     """

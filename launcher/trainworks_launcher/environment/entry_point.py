@@ -15,8 +15,8 @@ from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem, nearest
 from trainworks_launcher.contract.json_values import Json, text
 
-_NAME = re.compile(r"[A-Za-z0-9._+-][A-Za-z0-9._+/-]*")
-_MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
+_PROGRAM_NAME = re.compile(r"[A-Za-z0-9._+-][A-Za-z0-9._+/-]*")
+_MODULE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 REQUIREMENTS = "requirements.txt"
 """File at the root of the code. pip installs its packages before the start."""
 
@@ -142,12 +142,12 @@ def parse_entry_point(program: str, code: Code | None = None) -> EntryPoint:
     """
     if program.startswith(("-m ", "-m\t")):
         module = program[2:].strip()
-        if not _MODULE.fullmatch(module):
+        if not _MODULE_NAME.fullmatch(module):
             raise ValueError(f"{module!r} is not the name of a Python module")
         return EntryPoint("module", module)
     if program.startswith(("-", "/")):
         raise ValueError(f"{program!r} starts with {program[0]!r}")
-    if not _NAME.fullmatch(program):
+    if not _PROGRAM_NAME.fullmatch(program):
         raise ValueError(f"{program!r} has characters other than letters, digits and . _ + - /")
     if any(segment in ("", ".", "..") for segment in program.split("/")):
         raise ValueError(f"{program!r} has an empty, '.' or '..' segment")
@@ -157,7 +157,7 @@ def parse_entry_point(program: str, code: Code | None = None) -> EntryPoint:
     if code is not None and code.project:
         package = EntryPoint("package", program)
         is_module = is_script or program not in code.entries
-        if is_module and _MODULE.fullmatch(package.module):
+        if is_module and _MODULE_NAME.fullmatch(package.module):
             return package
     return EntryPoint("script" if is_script else "command", program)
 
@@ -177,7 +177,8 @@ def choose_entry_point(
             follow from them.
 
     Returns:
-        The entry point, and its problems.
+        The entry point, and its problems. With problems it may be a script with the name ``""``.
+        Nothing is raised.
     """
     where = f"{names.PROGRAM_VARIABLE} or hyperparameter {names.PROGRAM}"
     place = code.archive or code.directory
@@ -203,6 +204,7 @@ def choose_entry_point(
     except ValueError as error:
         advice = "give a path below the code directory"
         return none, [*problems, Problem(f"the entry point {error}", where, advice)]
+    # A module may be one of the image's, not a file of the code.
     is_file = point.kind != "module"
     if point.kind == "package":
         is_file = point.name.endswith(".py")
@@ -217,6 +219,7 @@ def choose_entry_point(
 
 
 def _missing_python(point: EntryPoint, programs: Container[str]) -> list[Problem]:
+    """Return a problem for an entry point of Python in an image without Python; else ``[]``."""
     if not point.in_python or "python" in programs:
         return []
     return [Problem("Python is not installed in this image", "program python", "install python3")]
@@ -241,7 +244,7 @@ def choose_given_program(
     where = "the command line"
     if name == "-m":
         module = arguments[0] if arguments else ""
-        if not _MODULE.fullmatch(module):
+        if not _MODULE_NAME.fullmatch(module):
             advice = "give the name of the module: train -- -m package.train"
             problems.append(
                 Problem(f"{module!r} is not the name of a Python module", where, advice)

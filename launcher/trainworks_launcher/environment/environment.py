@@ -349,7 +349,10 @@ def read_environment(
 
 
 def _requested_modes(reserved: Reserved, platform: platforms.Description) -> list[Mode]:
-    """Return the modes that a hyperparameter switches on, else the platform's own."""
+    """Return the modes that a hyperparameter switches on, else the platform's own; ``[]`` for none.
+
+    Several modes are a mistake of the job, which ``job/placement.py`` refuses.
+    """
     modes = [MODES[mode] for switch, mode in SWITCHES.items() if reserved.is_on(switch)]
     if not modes and platform.mode:
         return [MODES[platform.mode]]
@@ -398,6 +401,7 @@ class _Documents:
     """
 
     def __init__(self, base: str, *, are_needed: bool) -> None:
+        """Read nothing yet. A missing base directory is a problem if the files are needed."""
         self.base = base
         self.problems: list[Problem] = []
         if are_needed and not Path(base).is_dir():
@@ -410,7 +414,8 @@ class _Documents:
     def read(self, name: str) -> Mapping[str, Json]:
         """Return the object in a file; an empty one if the file does not exist or cannot be used.
 
-        A file may be missing: outside the platform a job needs none of the files.
+        A file may be missing: outside the platform a job needs none of the files. A file that
+        cannot be read, is not JSON, or is not an object is added to ``problems``.
         """
         path = Path(self.base, name)
         try:
@@ -438,7 +443,7 @@ class _Documents:
 def _read_hyperparameters(
     documents: _Documents, variables: Mapping[str, str], invocation: Invocation
 ) -> tuple[sdk_drivers.Drivers, Mapping[str, Json]]:
-    """Return the settings of ModelTrainer's files, and the job's hyperparameters.
+    """Return the settings of ModelTrainer's files, and the job's hyperparameters, read-only.
 
     Of a hyperparameter that several sources set, the command line's value counts, then that of
     hyperparameters.json, then that of ModelTrainer's files.
@@ -466,7 +471,11 @@ def _find_code(
     invocation: Invocation,
     trainer: sdk_drivers.Drivers,
 ) -> tuple[Invocation, entry_point.Code, list[Problem]]:
-    """Return the command line with the path of its program, the code, and the code's problems."""
+    """Return the command line with the path of its program, the code, and the code's problems.
+
+    The code is the working directory for a program of the command line, and for ModelTrainer's
+    command without code; else it is at the job's location.
+    """
     problems: list[Problem] = []
     if invocation.program:
         working_directory = str(Path.cwd())
@@ -539,6 +548,7 @@ def _warn_of_misspelt_names(variables: Mapping[str, str]) -> list[str]:
     """Return a warning for each variable with a name that is nearly one of the launcher's."""
     prefix = names.OWN_PREFIX
     own = set()
+    # Every variable of the launcher is a constant NAME_VARIABLE of contract/names.py.
     for constant, value in vars(names).items():
         if constant.endswith("_VARIABLE") and isinstance(value, str):
             own.add(value)
@@ -590,6 +600,10 @@ def _choose_results(
     the base directory expects the results there. Any other job may write to the working directory
     instead; if the scheduler names the job, to ``output/JOB`` there, because other jobs may be
     started from the same directory.
+
+    ``Environment.refusals`` is the output directory, for the report of a job that is not started.
+    It is ``""`` if the results go to the working directory, or if the parent of the output
+    directory does not exist. Nothing is made.
     """
     table = _read_text(directories.MOUNTS, "surrogateescape")
     is_of_sagemaker = platform.platform == "sagemaker"
@@ -612,7 +626,7 @@ def _choose_results(
 
     results = directories.choose(roots, settings, checkpoints, is_kept)
     output = results.paths[directories.OUTPUT]
-    # A job that is not started leaves nothing in the working directory.
+    # A job that is not started leaves nothing in the working directory, and makes no directories.
     is_in_second_root = bool(second_root) and output == f"{second_root}/output"
     if is_in_second_root or not Path(output).parent.is_dir():
         return results, ""
@@ -658,6 +672,7 @@ def _own_address() -> str:
 
 
 def _free_port() -> int:
+    """Return a free TCP port of the loopback interface; 0 for none."""
     from trainworks_launcher.environment import network_routes
 
     return network_routes.free_port()
@@ -674,7 +689,8 @@ def _read_text(path: str, errors: str = "strict") -> str:
 def read_manifest(variables: Mapping[str, str]) -> tuple[Manifest, list[Problem]]:
     """Return the image's manifest, and its problems.
 
-    An image without a file at the default path has the generic manifest.
+    An image without a file at the default path has the generic manifest. So has one whose manifest
+    cannot be used; the problems tell why. Nothing is raised.
     """
     requested = variables.get(names.IMAGE_MANIFEST_VARIABLE)
     path = Path(requested or names.IMAGE_MANIFEST)
@@ -694,7 +710,10 @@ def read_manifest(variables: Mapping[str, str]) -> tuple[Manifest, list[Problem]
 
 
 def _find_programs(manifest: Manifest, variables: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the absolute path of each program that exists and can be executed."""
+    """Return name -> absolute path of each program of PROGRAMS that exists and can be executed.
+
+    The manifest's path of a program counts alone; without one PATH is searched.
+    """
     search = variables.get("PATH", os.defpath)
     programs: dict[str, str] = {}
     for name in PROGRAMS:
@@ -754,7 +773,8 @@ def _add_versions(
     """Return the manifest with the versions that the modes need and that the manifest lacks.
 
     A user may have installed more packages into an image of the builder. An image without a
-    manifest is observed by ``_observe_image``.
+    manifest is observed by ``_observe_image``. For this, ``mpirun --version`` or the image's Python
+    is started; a version that cannot be found is ``""`` or left out.
     """
     versions: dict[str, str] = {}
     takes_mpi_options = any(mode.options for mode in modes)
@@ -797,7 +817,10 @@ def _can_be_path(location: str) -> bool:
 
 
 def look_again(environment: Environment) -> Environment:
-    """Return the environment with the code that has been fetched and unpacked meanwhile."""
+    """Return the environment with the code that has been fetched and unpacked meanwhile.
+
+    Its problems are those of the code alone. The rest of the environment is not read again.
+    """
     directory = environment.code.directory
     program = entry_point.program_name(environment.variables, environment.reserved)
     code, problems = inspect_code(environment.base_directory, directory, program)
@@ -806,7 +829,11 @@ def look_again(environment: Environment) -> Environment:
 
 
 def _find_aws_client(needed: bool, programs: Mapping[str, str]) -> str:
-    """Return ``Environment.aws_client``. Only a job that needs AWS starts a process for this."""
+    """Return how to ask AWS: BOTO3, the path of the aws command line, or ``""`` for neither.
+
+    Only a job that needs AWS starts a process for this: the image's Python, which looks for boto3
+    without importing it. Python is not asked if it takes longer than ``_PROBE_SECONDS``.
+    """
     if not needed:
         return ""
     if "python" in programs:
@@ -828,6 +855,8 @@ def _probe_devices(
     modes: Sequence[Mode],
 ) -> Devices:
     """Count and list the host's devices, by the kernel's own files.
+
+    Host names may be looked up, device nodes are opened for a moment, and nvidia-smi may be run.
 
     Args:
         variables: The process's environment.

@@ -217,6 +217,7 @@ def _texts_by_name(value: Json) -> Mapping[str, str]:
 
 
 def _fabric_variable(value: Json) -> FabricVariable:
+    """Return a row of ``fabric``; a field that the row does not have is "" or False."""
     row = mapping(value)
     return FabricVariable(
         text(row.get("name")), text(row.get("value")), row.get("rdma") is True, text(row.get("why"))

@@ -11,7 +11,21 @@ from trainworks_launcher.contract import files, names
 from trainworks_launcher.environment import platforms
 from trainworks_launcher.environment.devices import list_names
 
-_SIOCGIFADDR = 0x8915  # netdevice(7)
+_SIOCGIFADDR = 0x8915
+"""Request for the IPv4 address of an interface (netdevice(7))."""
+
+# struct ifreq (netdevice(7)): the name of the interface, at most 15 bytes and NUL; from byte 16 a
+# struct sockaddr_in, with the address in its bytes 4 to 7.
+_IFREQ_BYTES = 40
+_IFREQ_NAME_BYTES = 15
+_IFREQ_ADDRESS = slice(20, 24)
+
+# Places of columns in proc(5), net/route and net/if_inet6.
+_ROUTE_INTERFACE, _ROUTE_DESTINATION, _ROUTE_MASK = 0, 1, 7
+_INET6_ADDRESS, _INET6_SCOPE, _INET6_INTERFACE = 0, 3, 5
+
+_DISCARD_PORT = 9
+"""Any port: no packet is sent."""
 
 
 class Network(NamedTuple):
@@ -39,6 +53,7 @@ def look_up_network(
     hosts = platform.hosts
     first, second = hosts.names[:2]
     leader = platform.leader_address or first
+    # The leader asks for the way to another host, any other host for the way to the leader.
     is_leader = hosts.current == first
     if is_leader:
         interface = _interface_from_leader(leader, second)
@@ -51,6 +66,8 @@ def look_up_network(
     if is_leader and routed and not _is_own_name(leader):
         own_route = address_of(routed) or address6_of(routed)
 
+    # An interface has to be named to the programs in two cases: the platform's does not exist, or
+    # the address of the host's own name, which gloo uses, belongs to another interface.
     reaching = own_address = ""
     if hosts.interface and hosts.interface not in interfaces:
         reaching = interface
@@ -62,7 +79,10 @@ def look_up_network(
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback interface on which no program listens; 0 for none."""
+    """Return a TCP port of the loopback interface on which no program listens; 0 for none.
+
+    The port is not kept: another program may take it meanwhile.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         try:
             probe.bind((names.LOOPBACK, 0))
@@ -108,14 +128,15 @@ def _interface_from_leader(leader: str, other: str) -> str:
 
 
 def _interface_towards(host: str) -> str:
-    """Return the interface by which packets to a host leave; "" if its name does not resolve.
+    """Return the interface by which packets to a host leave, by IPv4 or else by IPv6.
 
-    To connect a datagram socket sends no packet: the kernel chooses a source address.
+    "" if its name does not resolve, if there is no route, and if no interface has the source
+    address. To connect a datagram socket sends no packet: the kernel chooses a source address.
     """
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect((host, 9))
+                probe.connect((host, _DISCARD_PORT))
                 address = str(probe.getsockname()[0])
         except (OSError, TypeError, ValueError):  # the last two: a malformed name
             continue
@@ -138,8 +159,8 @@ def _interface_of_ipv6(address: str) -> str:
     without_zone, _, _ = address.partition("%")
     digits = socket.inet_pton(socket.AF_INET6, without_zone).hex()
     for row in map(str.split, files.text_of("/proc/net/if_inet6").splitlines()):
-        if row[0] == digits:
-            return row[-1]
+        if row[_INET6_ADDRESS] == digits:
+            return row[_INET6_INTERFACE]
     return ""
 
 
@@ -166,12 +187,13 @@ def address_of_name(name: str) -> str:
 
 def address_of(interface: str) -> str | None:
     """Return the first IPv4 address of an interface; None if the interface has none."""
-    request = interface.encode()[:15].ljust(40, b"\0")
+    request = interface.encode()[:_IFREQ_NAME_BYTES].ljust(_IFREQ_BYTES, b"\0")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
         except OSError:
             return None
+    return socket.inet_ntoa(answer[_IFREQ_ADDRESS])
 
 
 def default_route_interface() -> str:
@@ -182,8 +204,9 @@ def default_route_interface() -> str:
     """
     rows = map(str.split, files.text_of("/proc/net/route").splitlines()[1:])
     for row in rows:
-        if len(row) > 7 and row[1] == row[7] == "00000000":
-            return row[0]
+        is_complete = len(row) > _ROUTE_MASK
+        if is_complete and row[_ROUTE_DESTINATION] == row[_ROUTE_MASK] == "00000000":
+            return row[_ROUTE_INTERFACE]
     return ""
 
 
@@ -200,7 +223,7 @@ def address6_of(interface: str) -> str:
     Source: proc(5), net/if_inet6: the fourth column is the scope, 00 for a global address.
     """
     for row in map(str.split, files.text_of("/proc/net/if_inet6").splitlines()):
-        is_global = len(row) > 5 and row[3] == "00"
-        if is_global and row[-1] == interface:
-            return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[0]))
+        is_global = len(row) > _INET6_INTERFACE and row[_INET6_SCOPE] == "00"
+        if is_global and row[_INET6_INTERFACE] == interface:
+            return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[_INET6_ADDRESS]))
     return ""

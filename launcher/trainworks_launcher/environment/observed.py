@@ -155,6 +155,7 @@ def has_nccl_plugin(variables: Mapping[str, str], cache: str = "/etc/ld.so.cache
 
 
 _PLUGIN = "libnccl-net"
+"""Beginning of the file names of NCCL's network plugins."""
 
 
 def pythons_of_jobs(on_path: str) -> tuple[str, ...]:

@@ -26,7 +26,10 @@ def read_patiently(
     log: Callable[[str], None],
     limit: float = names.JOIN_LIMIT_SECONDS,
 ) -> Environment:
-    """Call ``read_environment``, and return its result.
+    """Call ``read_environment`` in a thread, and return its result.
+
+    An error of the reading is raised as it is. After the limit the thread is left behind. Where no
+    thread can be started, the reading has no limit.
 
     Args:
         variables: The process's environment.
@@ -43,6 +46,7 @@ def read_patiently(
         return read_environment(variables, invocation)
     deadlines = [seconds for seconds in _LOG_AFTER_SECONDS if seconds < limit]
     waited = 0.0
+    # The log has a line at each of these times, also at the limit.
     for deadline in (*deadlines, limit):
         has_ended = reading.wait(deadline - waited)
         waited = deadline

@@ -69,6 +69,8 @@ class Hosts(NamedTuple):
         """
         groups = [group for group in self.groups if host in group.hosts]
         name = self.current_group if host == self.current else ""
+        # Of the groups that list the host, the one with the current group's name; if no group
+        # lists the host, the current group itself.
         for group in groups or self.groups:
             if group.name == name:
                 return group
@@ -135,7 +137,7 @@ def read_hosts(config: Mapping[str, Json]) -> Hosts:
 def check_resource_config(config: Mapping[str, Json]) -> list[Problem]:
     """Return a problem for each value of a wrong type, and for each contradiction.
 
-    An absent key and null are the same.
+    An absent key and null are the same. ``[]`` for a resource config without mistakes.
     """
     where = names.RESOURCE_CONFIG_FILE
     problems = []

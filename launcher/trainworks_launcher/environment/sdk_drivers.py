@@ -66,7 +66,11 @@ class _Fields:
         self.problems: list[Problem] = []
 
     def text(self, name: str) -> str:
-        """Return a text; "" if it is absent or null."""
+        """Return a text without blanks at its ends; "" if it is absent or null.
+
+        "" also for another value, and for a text that no program can be given: ``problems`` gets
+        a problem then.
+        """
         value = self.document.get(name)
         if value is not None and not isinstance(value, str):
             self.refuse(f"{name!r} is {kind(value)}", "give a text, or leave it out")
@@ -75,7 +79,11 @@ class _Fields:
         return text(value).strip()
 
     def list(self, name: str) -> tuple[Json, ...]:
-        """Return a list of texts and numbers; () if it is absent or null."""
+        """Return a list of texts and numbers; () if it is absent or null.
+
+        For another value ``problems`` gets a problem, and () is returned. An entry that no program
+        can be given is a problem, too, and is left out.
+        """
         value = self.document.get(name)
         if value is None:
             return ()
@@ -124,7 +132,10 @@ def read_drivers(
     base: str,
     started_by_us: bool,
 ) -> Drivers:
-    """Read the settings of the two files.
+    """Read the settings of the two files. Nothing is raised: mistakes become ``problems``.
+
+    NONE if there are no such files. If the job names its entry point in the older way, the files
+    are not used, and a note says so.
 
     Args:
         files: The files.
@@ -150,6 +161,7 @@ def read_drivers(
         fields.refuse(f"the command starts this launcher again: {command}", advice)
 
     notes = [f"the job is that of {names.SOURCE_CODE_FILE}, as ModelTrainer wrote it"]
+    # ModelTrainer's own starter hands hyperparameters to a script as JSON, and none to a command.
     settings: dict[str, Json] = {names.ARGUMENT_STYLE: "json"}
     if command:
         settings[names.ARGUMENT_STYLE] = "none"
@@ -217,6 +229,7 @@ def _read_distribution(fields: _Fields) -> dict[str, Json]:
     """Return the hyperparameters of Torchrun or MPI.
 
     The file does not name the class. Only MPI has mpi_additional_options, only Torchrun has smp.
+    ``{}`` without a file. ``fields`` gets a problem for a file that is of neither class.
     """
     distributed = fields.document
     if not distributed:

@@ -53,6 +53,7 @@ def read_secret(variables: Mapping[str, str]) -> tuple[str, list[Problem]]:
 
 
 def _path_of_file(variables: Mapping[str, str]) -> str:
+    """Return the path of the secret's file: the variable's, else the default; it may not exist."""
     return variables.get(names.JOB_SECRET_FILE_VARIABLE, "").strip() or names.JOB_SECRET_FILE
 
 
@@ -64,6 +65,10 @@ def _has_file(variables: Mapping[str, str]) -> bool:
 
 
 def _forbid_reading() -> None:
+    """Clear PR_SET_DUMPABLE of this process: its files in /proc become root's.
+
+    Nothing happens where the C library cannot be called.
+    """
     import ctypes  # takes milliseconds, and most jobs have no secret
 
     try:

@@ -65,7 +65,7 @@ def judge(members: list[tarfile.TarInfo], directory: str) -> Contents:
     files: dict[tuple[str, ...], tarfile.TarInfo] = {}
     links: dict[tuple[str, ...], str] = {}
     hard_targets: dict[tuple[str, ...], str] = {}
-    kinds: dict[tuple[str, ...], str] = {}
+    kinds: dict[tuple[str, ...], str] = {}  # path -> as ``_kind`` returns it
     for member in members:
         path = _path(member, member.name)
         kind = _kind(member)
@@ -102,7 +102,10 @@ def _refused(member: tarfile.TarInfo, reason: str) -> ValueError:
 
 
 def _path(member: tarfile.TarInfo, name: str) -> tuple[str, ...]:
-    """Return a member's path: ``("package", "train.py")``; () for the archive's root."""
+    """Return a member's path: ``("package", "train.py")``; () for the archive's root.
+
+    Raises ValueError for a path that leaves the directory or is too long. member: for the message.
+    """
     parts = _split(name)
     if name.startswith("/") or ".." in parts:
         raise _refused(member, "its path leaves the directory")
@@ -118,6 +121,10 @@ def _split(name: str) -> tuple[str, ...]:
 
 
 def _kind(member: tarfile.TarInfo) -> str:
+    """Return ``directory``, ``file``, ``link`` (a symbolic one) or ``hard link``.
+
+    Raises ValueError for any other member.
+    """
     if member.isdir():
         return "directory"
     if member.isreg():
@@ -131,6 +138,8 @@ def _kind(member: tarfile.TarInfo) -> str:
 
 def _check_place(path: tuple[str, ...], kind: str, directory: str) -> None:
     """Refuse a member that would replace a directory by a file or link, or the other way round.
+
+    Raises ValueError. A member without a file in its place is accepted.
 
     Args:
         path: Path of the member.

@@ -27,9 +27,9 @@ _ENTRIES_LIMIT = 20_000
 _READ_LIMIT = 1 << 20
 """Bytes of a pyproject.toml or of a script that are searched."""
 
-_PROJECT = rb"^\s*\[\s*(project|build-system)\s*\]"
-_OBJECT = r"s3://[^/\s]+/.*[^/]"
-_SHOWN = 5
+_PROJECT_TABLE = rb"^\s*\[\s*(project|build-system)\s*\]"
+_OBJECT_ADDRESS = r"s3://[^/\s]+/.*[^/]"
+_MAX_SHOWN_FILES = 5
 """Files that a note names."""
 
 
@@ -75,7 +75,7 @@ def inspect_program(
 _ENTRY_LIMIT = 1 << 26
 """Size in bytes up to which an entry point is read for its digest."""
 
-_MPI = rb"^\s*(?:from|import)\s+mpi4py\b"
+_IMPORT_OF_MPI = rb"^\s*(?:from|import)\s+mpi4py\b"
 
 
 def entry_files(code: Code, words: Sequence[str]) -> tuple[Path, ...]:
@@ -91,6 +91,7 @@ def entry_files(code: Code, words: Sequence[str]) -> tuple[Path, ...]:
         archive = Path(code.archive)
         return (archive,) if archive.is_file() else ()
     name = words[0] if words else ""
+    # A module is two words on a command line, and one text in a hyperparameter ("-m package").
     if name == "-m" and len(words) > 1:
         name = words[1]
     elif name == "-m" or name.startswith(("-m ", "-m\t")):
@@ -109,7 +110,8 @@ def entry_files(code: Code, words: Sequence[str]) -> tuple[Path, ...]:
 def digest_of_entry(code: Code, words: Sequence[str]) -> str:
     """Return the SHA-256 of the sizes and bytes of ``entry_files``; "" if there are none.
 
-    Only the size of a file above _ENTRY_LIMIT counts.
+    Only the size of a file above _ENTRY_LIMIT counts. Raises OSError for a file that cannot be
+    read.
     """
     import hashlib
 
@@ -128,13 +130,15 @@ def digest_of_entry(code: Code, words: Sequence[str]) -> str:
 def imports_mpi(code: Code, words: Sequence[str]) -> bool:
     """Return whether a script of the program has a line that imports mpi4py."""
     for path in entry_files(code, words):
-        if path.suffix == ".py" and re.search(_MPI, _read_beginning(path), re.MULTILINE):
+        if path.suffix == ".py" and re.search(_IMPORT_OF_MPI, _read_beginning(path), re.MULTILINE):
             return True
     return False
 
 
 def inspect_code(base: str, location: str, program: str) -> tuple[Code, list[Problem]]:
-    """Inspect the code at a location. Nothing is fetched.
+    """Inspect the code at a location. Nothing is fetched, unpacked or changed.
+
+    A path that does not exist is no problem here: the code has no entries.
 
     Args:
         base: The base directory; an archive is unpacked into BASE/code.
@@ -178,7 +182,7 @@ def _inspect_address(address: str, directory: str, program: str) -> tuple[Code, 
             f" that are in {directory} already, and wins"
         )
     code = Code(directory, archive=address, notes=tuple(notes))
-    if re.fullmatch(_OBJECT, address):
+    if re.fullmatch(_OBJECT_ADDRESS, address):
         return code, []
     advice = "give the address of a tar.gz: s3://BUCKET/KEY"
     return code, [Problem(f"{address!r} is not the address of an archive", "code", advice)]
@@ -244,7 +248,7 @@ def _inspect_directory(location: str, program: str) -> Code:
         project = setup
     elif pyproject in entries:
         beginning = _read_beginning(Path(location, pyproject))
-        if re.search(_PROJECT, beginning, re.MULTILINE):
+        if re.search(_PROJECT_TABLE, beginning, re.MULTILINE):
             project = pyproject
     return Code(
         directory=location, entries=tuple(entries), executable=tuple(executable), project=project
@@ -259,7 +263,8 @@ def _has_code(directory: str) -> bool:
 def _installed(location: str) -> tuple[str, ...]:
     """Return the names in INSTALLED (``entry_point.py``): files that ``build.py extend`` installed.
 
-    () if a file of the code has changed since the image was built.
+    () if there is no such file, if it cannot be parsed, or if a file of the code has changed since
+    the image was built. Reads every file that it lists.
     """
     marker = Path(location, INSTALLED)
     if not marker.is_file():
@@ -334,7 +339,7 @@ def _inspect_archive(archive: str, directory: str, program: str) -> tuple[Code, 
     # A project file of the archive replaces the directory's; setup.py counts before pyproject.toml.
     setup, pyproject = PROJECT_FILES
     project = "" if existing.project in entries else existing.project
-    is_project = re.search(_PROJECT, project_file, re.MULTILINE) is not None
+    is_project = re.search(_PROJECT_TABLE, project_file, re.MULTILINE) is not None
     if is_project and not project:
         project = pyproject
     if setup in entries:
@@ -362,7 +367,7 @@ def _note_replaced_files(
     )
     replaced = sorted(entries.intersection(existing))
     if replaced:
-        note += f", and replaces {', '.join(replaced[:_SHOWN])}"
-    if len(replaced) > _SHOWN:
-        note += f" and {len(replaced) - _SHOWN} more"
+        note += f", and replaces {', '.join(replaced[:_MAX_SHOWN_FILES])}"
+    if len(replaced) > _MAX_SHOWN_FILES:
+        note += f" and {len(replaced) - _MAX_SHOWN_FILES} more"
     return (note,)

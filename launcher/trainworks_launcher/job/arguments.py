@@ -75,7 +75,7 @@ def _choose(setting: _Setting, reader: Reader) -> str:
     """Return the value of the hyperparameter, else of the variable, else the default.
 
     The hyperparameter is first, because it belongs to one job; the variable is usually set in an
-    image.
+    image. For another word the reader gets a problem, and the default is returned.
     """
     value = reader.reserved.get(setting.hyperparameter)
     where = f"hyperparameter {setting.hyperparameter}"
@@ -96,6 +96,11 @@ def to_arguments(
 ) -> tuple[str, ...]:
     """Return the arguments of all hyperparameters.
 
+    Args:
+        user: Name of a hyperparameter -> its value.
+        style: One of STYLES.
+        order: One of ORDERS.
+
     >>> to_arguments({"lr": 0.1, "n": 3, "amp": True, "tag": None})
     ('--amp', 'True', '--lr', '0.1', '-n', '3', '--tag', '')
     """
@@ -115,6 +120,7 @@ def check_sizes(user: Mapping[str, Json], style: str) -> tuple[Problem, ...]:
     write = STYLES[style]
     for name in sorted(user):
         sizes = [len(word.encode("utf-8", "surrogatepass")) for word in write(name, user[name])]
+        # Of the longest word: the kernel's limit is for each. A NUL byte at its end counts, too.
         size = max(sizes, default=0)
         if size >= names.ARGUMENT_LIMIT_BYTES:
             variable = f"SM_HP_{name.upper()}"

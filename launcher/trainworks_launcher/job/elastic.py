@@ -12,6 +12,9 @@ from trainworks_launcher.contract import names
 from trainworks_launcher.contract.json_values import Json
 from trainworks_launcher.contract.settings import Reader
 
+_NUMBER_LIMIT = 1e6
+"""A number of restarts or hosts is below this."""
+
 MODE = "torch_distributed"
 """The only mode with a starter, torchrun, that restarts ranks and continues with fewer hosts."""
 
@@ -35,7 +38,10 @@ class Elastic(NamedTuple):
 
 
 def read_elastic(reader: Reader, mode: str, hosts: int, all_hosts: int) -> Elastic:
-    """Read the restarts and the minimum of hosts.
+    """Read the restarts and the minimum of hosts. Nothing is raised: the reader gets the problems.
+
+    A minimum without a number of restarts allows ``ELASTIC_RESTARTS``. A minimum of all hosts is
+    the same as none.
 
     Args:
         reader: The reader of the placement, which gets the problems.
@@ -114,13 +120,16 @@ class _Number(NamedTuple):
 
 
 def _read_number(setting: _Setting, reader: Reader) -> _Number:
-    """Read a number from its hyperparameter and its variable. The reader gets the problems."""
+    """Read a number from its hyperparameter and its variable. The reader gets the problems.
+
+    Two different numbers are a problem; the first of them is returned.
+    """
     values: dict[str, Json] = {
         f"hyperparameter {setting.hyperparameter}": reader.reserved.get(setting.hyperparameter),
         f"variable {setting.variable}": reader.variables.get(setting.variable, "").strip(),
     }
     places: list[str] = []
-    place_of_number: dict[int, str] = {}
+    place_of_number: dict[int, str] = {}  # the possible numbers only
     for where, value in values.items():
         if value is None or value == "":
             continue
@@ -128,6 +137,7 @@ def _read_number(setting: _Setting, reader: Reader) -> _Number:
         advice = f"give a whole number {setting.possible}, or leave it out"
         number = _number(value)
         if number is not None:
+            # The number itself, if it is whole and possible.
             nearest = setting.nearest(number)
             if nearest == number:
                 place_of_number.setdefault(nearest, where)
@@ -152,6 +162,6 @@ def _number(value: Json) -> float | None:
         number = float(value)
     except (ValueError, OverflowError):
         return None
-    if abs(number) < 1e6:
+    if abs(number) < _NUMBER_LIMIT:
         return number
     return None

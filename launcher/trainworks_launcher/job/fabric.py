@@ -21,7 +21,7 @@ LOCKED_BYTES = 128 << 20
 Source: EC2 user guide, Get started with EFA, which requires memlock unlimited.
 """
 
-_PROVIDER = "FI_PROVIDER"
+_PROVIDER_VARIABLE = "FI_PROVIDER"
 _CANNOT_USE = "this container cannot use EFA"
 
 
@@ -45,10 +45,11 @@ class Fabric(NamedTuple):
     def why_left_out(self, name: str, value: str) -> str:
         """Return the reason why a user's value of a variable is left out; ``""`` if it is kept.
 
-        ``FI_PROVIDER=tcp`` and a switch with value ``0`` are always kept.
+        Only values that ask for EFA are left out. ``FI_PROVIDER=tcp`` and a switch with value ``0``
+        are always kept.
         """
         word = value.strip().lower()
-        if name == _PROVIDER:
+        if name == _PROVIDER_VARIABLE:
             uses_efa = word == "efa"
         else:
             uses_efa = word not in ("", "0")
@@ -76,6 +77,7 @@ def choose_fabric(
     """
     row = manifest.instances.get(instance_type)
     has_efa = row is not None and row.efa
+    # The devices come first; where they cannot be seen, the instance table decides.
     if devices.efa is None:
         if not has_efa:
             return Fabric()
@@ -83,7 +85,7 @@ def choose_fabric(
         return _with_efa(manifest, instance_type, hosts, inherited, evidence)
     if devices.efa:
         evidence = f"EFA devices on this host: {', '.join(devices.efa)}"
-        locked = devices.locked_memory
+        locked = devices.locked_memory  # bytes; None for no limit
         if locked is None or locked >= LOCKED_BYTES:
             return _with_efa(manifest, instance_type, hosts, inherited, evidence)
         warning = (
@@ -118,15 +120,17 @@ def _with_efa(
     inherited: Mapping[str, str],
     evidence: str,
 ) -> Fabric:
-    """Return the fabric of a host with EFA.
+    """Return the fabric of a host with EFA: the manifest's variables that the user has not set.
 
-    evidence: the reason for EFA, such as ``EFA devices on this host: rdmap0s6``.
+    evidence: the reason for EFA, such as ``EFA devices on this host: rdmap0s6``. The other
+    arguments are those of ``choose_fabric``.
     """
     row = manifest.instances.get(instance_type)
     has_rdma = row is not None and row.efa_rdma
     variables: dict[str, str] = {}
     reasons = [("EFA", evidence)]
     for variable in manifest.fabric:
+        # A variable for RDMA read is only for hosts with that: libfabric aborts on others.
         if variable.rdma and not has_rdma:
             continue
         if variable.name in inherited:
@@ -150,7 +154,7 @@ def _without(why: str, inherited: Mapping[str, str], warnings: Sequence[str] = (
 
     why: the reason, such as ``this host has no EFA device``.
     """
-    fabric = Fabric(unusable=MappingProxyType({_PROVIDER: why}))
+    fabric = Fabric(unusable=MappingProxyType({_PROVIDER_VARIABLE: why}))
     return fabric._replace(warnings=(*warnings, *_warn_of_left_out(fabric, inherited)))
 
 

@@ -18,7 +18,10 @@ CUDA = frozenset(("cuda", "cudnn", "nccl"))
 
 
 def warnings(environment: Environment, program: Program, placement: Placement) -> tuple[str, ...]:
-    """Return one line per warning."""
+    """Return one line per warning; ``()`` for none. Nothing is logged.
+
+    The warnings: idle GPUs, hosts that train alone, CUDA without a GPU.
+    """
     lines = []
     # A program that is not Python's, and a starter such as torchrun, may start more processes.
     is_single_process = (
@@ -53,9 +56,11 @@ def _warn_without_gpu(environment: Environment, placement: Placement) -> str:
     devices, instance_type = environment.devices, placement.instance_type
     if CUDA.isdisjoint(environment.manifest.components):
         return ""
+    # The EFA devices are None where the devices of the host cannot be seen.
     is_known = devices.efa is not None and is_type_of_this_host(environment, instance_type)
     if not is_known or devices.gpus or devices.neuron_devices or placement.has_ssh_workers:
         return ""
+    # CUDA_VISIBLE_DEVICES is set: the user hides the GPUs.
     is_hidden = devices.visible_gpus is not None
     is_emulated = environment.variables.get(names.EMULATION_VARIABLE) == "1"
     if is_hidden or is_emulated:

@@ -107,7 +107,8 @@ _SWITCHES = (
 
 
 def _check_settings(environment: Environment) -> list[Problem]:
-    """Check the variables that set the launcher itself, and the length of the job's secret."""
+    """Return the problems of the variables that set the launcher itself, and of a short secret."""
+    # The reader notes a problem for each word that is not one of these; the words are not used.
     reader = Reader({}, environment.variables)
     for name in _SWITCHES:
         reader.word(name, ("on", "off"))

@@ -17,10 +17,10 @@ from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem, nearest
 from trainworks_launcher.contract.json_values import Json, decode, mapping
 
-_OLD, _NEW = "partitions", "pipeline_parallel_degree"
+_OLD_DEGREE, _NEW_DEGREE = "partitions", "pipeline_parallel_degree"
 """The old and the new name of one parameter. Hugging Face's Trainer reads only the old name."""
 
-_SHARDED = "sharded_data_parallel_degree"
+_SHARDED_DEGREE = "sharded_data_parallel_degree"
 
 OPEN_LIBRARY = "trainworks-smdistributed"
 """The distribution with this project's own smddp and smp; the image's manifest protects it."""
@@ -108,6 +108,7 @@ class _Table(NamedTuple):
 
 @lru_cache(maxsize=None)
 def _table() -> _Table:
+    """Read smp_parameters.json of this package, once. Old names have the ranges of the new ones."""
     import pkgutil  # takes time, and only jobs with smp need it
 
     data = json.loads(pkgutil.get_data("trainworks_launcher", "job/smp_parameters.json") or b"")
@@ -137,7 +138,8 @@ def parameters(
     """Return (the parameters, the setting that has them); ``(None, "")`` without parameters.
 
     The setting is ``hyperparameter NAME`` or ``variable NAME``. An empty object means no parameters
-    (as sagemaker-training).
+    (as sagemaker-training). A variable that is not JSON is returned as its text, which ``check``
+    refuses.
     """
     value = hyperparameters.get(names.MODEL_PARALLEL_PARAMETERS)
     if value not in (None, "", {}, "{}"):
@@ -153,12 +155,15 @@ def parameters(
 
 def complete(parameters: Mapping[str, Json]) -> dict[str, Json]:
     """Return the parameters with the pipeline degree under both of its names; default: 1."""
-    degree = parameters.get(_NEW, parameters.get(_OLD, 1))
-    return {**parameters, _OLD: degree, _NEW: degree}
+    degree = parameters.get(_NEW_DEGREE, parameters.get(_OLD_DEGREE, 1))
+    return {**parameters, _OLD_DEGREE: degree, _NEW_DEGREE: degree}
 
 
 def check(value: Json, where: str) -> list[Problem]:
-    """Return the problems of the parameters. where: the setting that has the parameters."""
+    """Return the problems of the parameters; ``[]`` for none, and none for unknown parameters.
+
+    value: the parameters. where: the setting that has the parameters, for the problems.
+    """
     if not isinstance(value, dict):
         return [Problem(f"{value!r} is not an object of parameters", where, "give a JSON object")]
     ranges = _table().ranges
@@ -181,10 +186,12 @@ def _check_degree(value: Mapping[str, Json], where: str) -> list[Problem]:
     The guide requires this number. Only its page on sharded data parallelism has none, because
     sharding splits the model in another way.
     """
-    if _NEW in value or _OLD in value or _SHARDED in value:
+    if _NEW_DEGREE in value or _OLD_DEGREE in value or _SHARDED_DEGREE in value:
         return []
-    problem = f"neither {_NEW} nor {_OLD} says into how many partitions the model is split"
-    advice = f"give {_NEW}, or its older name {_OLD}: 1 keeps the model whole"
+    problem = (
+        f"neither {_NEW_DEGREE} nor {_OLD_DEGREE} says into how many partitions the model is split"
+    )
+    advice = f"give {_NEW_DEGREE}, or its older name {_OLD_DEGREE}: 1 keeps the model whole"
     return [Problem(problem, where, advice)]
 
 
@@ -205,21 +212,27 @@ def check_processes(value: Json, where: str, processes: int) -> list[Problem]:
 
     ``check`` returns the other problems. A missing ``ddp`` is no problem, because the script may
     pass ``ddp`` to ``smp.init``.
+
+    Args:
+        value: The parameters.
+        where: The setting that has the parameters, for the problems.
+        processes: Number of ranks of the job.
     """
     parameters = complete(mapping(value))
     degrees: list[int] = []
-    for name in (_NEW, "tensor_parallel_degree", _SHARDED):
+    for name in (_NEW_DEGREE, "tensor_parallel_degree", _SHARDED_DEGREE):
         degree = parameters.get(name, 1)
         if not _is_whole(degree, 1):
+            # ``check`` refuses it.
             return []
         degrees.append(int(str(degree)))
     pipeline, tensor, sharded = degrees
-    split = pipeline * tensor
+    split = pipeline * tensor  # processes of one copy of the model
     is_ddp_off = parameters.get("ddp") is False
     problems: list[Problem] = []
     if processes % split:
         problem = (
-            f"{processes} process(es) for models of {split}: {_NEW} {pipeline} x"
+            f"{processes} process(es) for models of {split}: {_NEW_DEGREE} {pipeline} x"
             f" tensor_parallel_degree {tensor}"
         )
         advice = f"start a multiple of {split} processes, or change a degree"
@@ -280,14 +293,16 @@ def _release(version: str) -> tuple[int, ...]:
 def _check_rules(present: Mapping[str, Json], where: str) -> list[Problem]:
     """Return the problems of parameters that need or exclude each other.
 
-    present: the parameters without those that are null and may be null.
+    present: the parameters without those that are null and may be null. where: the setting that
+    has the parameters, for the problems.
     """
     problems: list[Problem] = []
-    old, new = present.get(_OLD), present.get(_NEW)
+    old, new = present.get(_OLD_DEGREE), present.get(_NEW_DEGREE)
     if old is not None and new is not None and old != new:
-        problem = f"{_OLD} is {old!r} and {_NEW} is {new!r}"
-        advice = f"they are the old and the new name of one parameter: keep {_NEW}"
+        problem = f"{_OLD_DEGREE} is {old!r} and {_NEW_DEGREE} is {new!r}"
+        advice = f"they are the old and the new name of one parameter: keep {_NEW_DEGREE}"
         problems.append(Problem(problem, where, advice))
+    # With the pipeline degree under both names: a rule may be about either.
     parameters = complete(present)
     for kind, key, other in _table().rules:
         value, other_value = parameters.get(key), parameters.get(other)

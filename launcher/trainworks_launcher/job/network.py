@@ -77,7 +77,7 @@ def read_network(environment: Environment, placement: Placement) -> tuple[Networ
         placement: The hosts and processes of the job.
 
     Returns:
-        The network, and its problems.
+        The network, and its problems; a wrong value is replaced by its default. Nothing is raised.
     """
     reader = Reader({}, environment.variables)
     interface = _choose_interface(environment, reader)
@@ -122,7 +122,10 @@ def read_network(environment: Environment, placement: Placement) -> tuple[Networ
 
 
 def _hang_limit(placement: Placement, reader: Reader) -> float:
-    """Return the seconds without progress after which a job counts as hanging; 0: never."""
+    """Return the seconds without progress after which a job counts as hanging; 0: never.
+
+    The reader gets a problem for a wrong value, and a warning where the variable has no effect.
+    """
     limit = reader.seconds(names.HANG_LIMIT_VARIABLE, names.HANG_LIMIT_SECONDS)
     if reader.word(names.HANG_VARIABLE, names.HANG_ACTIONS) == "off":
         return 0.0
@@ -157,6 +160,7 @@ def _warn_of_absent_interfaces(environment: Environment) -> list[str]:
         return warnings
     for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         value = environment.variables.get(variable, "").strip()
+        # NCCL reads a name without "=" as the beginning of names; gloo reads whole names.
         is_whole_name = value.startswith("=") or variable.startswith("GLOO")
         if not _has_interface(interfaces, value, is_whole_name):
             warnings.append(

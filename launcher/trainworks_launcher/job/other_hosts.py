@@ -24,6 +24,7 @@ def environment_of(environment: Environment, host: str) -> Environment:
     devices = environment.devices
     if instance_type != hosts.instance_type_of(hosts.current):
         row = environment.manifest.instances.get(instance_type, Instance())
+        # None, and empty tuples: what cannot be known of a host of another type.
         devices = devices._replace(
             gpus=row.gpus,
             visible_gpus=None,

@@ -40,7 +40,7 @@ _IPV6_MODES = ("none", ELASTIC)
 mpirun reads the text after a colon as a number of slots, TensorFlow as a port.
 """
 
-_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+_HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
 class Placement(NamedTuple):
@@ -158,8 +158,10 @@ def read_placement(
             host.
 
     Returns:
-        The placement, and its problems.
+        The placement, and its problems. With problems the placement has the nearest possible
+        values. Nothing is raised.
     """
+    # A helper that refuses a value adds a problem to the reader, and the job is still placed.
     reader = Reader(environment.reserved, environment.variables)
     reader.problems += check_resource_config(environment.hosts.document)
     hosts = _read_hosts(environment, reader)
@@ -208,7 +210,10 @@ def read_placement(
 
 
 def _check_model_parallel(environment: Environment, processes: int, reader: Reader) -> None:
-    """Refuse parameters of model parallelism that the processes or the image's smp cannot have."""
+    """Refuse parameters of model parallelism that the processes or the image's smp cannot have.
+
+    The reader gets the problems, and a warning for each unknown parameter. Nothing is raised.
+    """
     parameters, where = model_parallel.parameters(
         environment.hyperparameters, environment.variables
     )
@@ -221,7 +226,10 @@ def _check_model_parallel(environment: Environment, processes: int, reader: Read
 def _check_addresses(
     environment: Environment, mode: Mode, hosts: Sequence[str], reader: Reader
 ) -> None:
-    """Refuse IPv6 addresses as names of hosts in a mode that does not read IPv6 addresses."""
+    """Refuse IPv6 addresses as names of hosts in a mode that does not read IPv6 addresses.
+
+    The reader gets the problem; nothing is raised.
+    """
     has_ipv6 = any(":" in name for name in hosts)
     if not has_ipv6 or mode.name in _IPV6_MODES:
         return
@@ -231,7 +239,10 @@ def _check_addresses(
 
 
 def _check_restarts(environment: Environment, mode: Mode, elastic: Elastic, reader: Reader) -> None:
-    """Refuse restarts by torchrun where the names of the hosts do not resolve."""
+    """Refuse restarts by torchrun where the names of the hosts do not resolve.
+
+    The reader gets the problem; nothing is raised.
+    """
     platform = environment.platform
     if not elastic.is_requested or mode.name != ELASTIC or platform.names_resolve:
         return
@@ -253,7 +264,11 @@ def _is_ipv6(name: str) -> bool:
 
 
 def _read_hosts(environment: Environment, reader: Reader) -> tuple[str, ...]:
-    """Return all hosts of the job. Without a resource config the job is this host alone."""
+    """Return all hosts of the job. Without a resource config the job is this host alone.
+
+    The reader gets a problem for an empty list, a name that is no host name, and a name that is
+    listed twice; the hosts are returned nevertheless.
+    """
     if not environment.hosts.document:
         hosts: tuple[str, ...] = (environment.hostname,)
     else:
@@ -262,7 +277,7 @@ def _read_hosts(environment: Environment, reader: Reader) -> tuple[str, ...]:
     if not hosts:
         reader.refuse("'hosts' is missing or empty", where, "list every host of the job")
         hosts = (environment.hosts.current or environment.hostname,)
-    malformed = [name for name in hosts if not _HOST.fullmatch(name) and not _is_ipv6(name)]
+    malformed = [name for name in hosts if not _HOST_NAME.fullmatch(name) and not _is_ipv6(name)]
     if malformed:
         advice = "use letters, digits, . - or an address such as 10.0.0.1 or fd00::1"
         reader.refuse(f"{malformed[0]!r} is not a host name", f"{where}: hosts", advice)
@@ -276,7 +291,10 @@ def _read_hosts(environment: Environment, reader: Reader) -> tuple[str, ...]:
 def _choose_host(
     environment: Environment, hosts: Sequence[str], requested: str, reader: Reader
 ) -> str:
-    """Return the host that the job is made for: the requested one, else this host."""
+    """Return the host that the job is made for: the requested one, else this host.
+
+    For a host that is not of the job the reader gets a problem, and the first host is returned.
+    """
     current = environment.hosts.current
     if not environment.hosts.document:
         current = environment.hostname
@@ -295,7 +313,8 @@ def _choose_host(
 def _choose_mode(environment: Environment, reader: Reader) -> Mode:
     """Return the mode that is switched on, else the platform's, else ``none``.
 
-    Several modes, and a switch of an unknown mode, are problems.
+    Several modes, a switch of an unknown mode, and a mode that the platform or the image cannot run
+    are problems, which the reader gets. The first mode is returned then.
     """
     reserved = environment.reserved
     switches = _switched_on(environment, reader)
@@ -308,6 +327,7 @@ def _choose_mode(environment: Environment, reader: Reader) -> Mode:
             reader.refuse(problem, f"hyperparameter {name}", nearest(name, tuple(SWITCHES)))
     platform = environment.platform
     default_mode = "none"
+    # A mode of the command line replaces the platform's, also the mode none.
     if platform.mode and not environment.invocation.mode:
         default_mode = platform.mode
     mode = MODES[next(iter(switches), default_mode)]
@@ -320,9 +340,10 @@ def _choose_mode(environment: Environment, reader: Reader) -> Mode:
 
 
 def _switched_on(environment: Environment, reader: Reader) -> Mapping[str, str]:
-    """Return the modes that are switched on, each with its setting.
+    """Return the modes that are switched on, each with its setting (mode -> the hyperparameter).
 
-    Parameters of model parallelism mean two different things: with mpi, the mode
+    The reader gets the problems of parameters of model parallelism. These parameters mean two
+    different things: with mpi, the mode
     smdistributed.modelparallel (smp's first version); with torch_distributed, only a library of
     the ranks (smp's second version). smddp beside torch_distributed is such a library, too:
     torchrun starts the ranks.
@@ -351,7 +372,10 @@ def _switched_on(environment: Environment, reader: Reader) -> Mapping[str, str]:
 
 
 def _check_switches(switches: Mapping[str, str], reader: Reader) -> None:
-    """Refuse several modes. switches: the modes that are switched on, each with its setting."""
+    """Refuse several modes: the reader gets the problem.
+
+    switches: the modes that are switched on, each with its setting.
+    """
     if len(switches) < 2:
         return
     modes = " and ".join(switches)
@@ -365,7 +389,10 @@ def _check_switches(switches: Mapping[str, str], reader: Reader) -> None:
 
 
 def _check_platform(platform: Description, mode: Mode, reader: Reader) -> None:
-    """Refuse a mode that needs launchers, ranks or names that the platform does not have."""
+    """Refuse a mode that needs launchers, ranks or names that the platform does not have.
+
+    The reader gets the first problem; nothing is raised.
+    """
     if platform.served and not mode.by_mpirun:
         problem = (
             f"{mode.name} needs a launcher on every host,"
@@ -393,7 +420,7 @@ def _check_platform(platform: Description, mode: Mode, reader: Reader) -> None:
 def _mode_of_tasks(environment: Environment, mode: Mode, reader: Reader) -> Mode:
     """Return the mode ``tasks``, for a platform that starts every rank.
 
-    Refuse a mode that starts ranks itself.
+    The reader gets a problem for a mode that starts ranks itself.
     """
     if mode.name not in ("none", "torch_distributed"):
         problem = (
@@ -405,7 +432,7 @@ def _mode_of_tasks(environment: Environment, mode: Mode, reader: Reader) -> Mode
 
 
 def _check_version(environment: Environment, mode: Mode, reader: Reader) -> None:
-    """Refuse a mode for which the image's framework is too old.
+    """Refuse a mode for which the image's framework is too old: the reader gets the problem.
 
     A framework without a known version is not refused.
     """
@@ -442,7 +469,10 @@ def _choose_distribution_hosts(
 
     All hosts, or the hosts of the instance groups in the hyperparameter
     ``sagemaker_distribution_instance_groups``, in the order of the groups in the resource config
-    (as sagemaker-training).
+    (as sagemaker-training). For a platform with hosts that only serve ssh, these hosts.
+
+    The reader gets a problem for a wrong group, and a warning where all of several groups take
+    part.
     """
     groups = {group.name: group.hosts for group in environment.hosts.groups}
     group_names = _read_group_names(groups, reader)
@@ -470,7 +500,7 @@ def _choose_distribution_hosts(
 def _read_group_names(groups: Mapping[str, Sequence[str]], reader: Reader) -> tuple[str, ...]:
     """Return the instance groups of the distribution; ``()`` for all hosts.
 
-    Refuse an unknown group, and a group without a host.
+    The reader gets a problem for an unknown group, and for a group without a host.
 
     Args:
         groups: Name of a group -> its hosts, from the resource config.
@@ -529,7 +559,7 @@ def _count_slots(
 
     The first of these that is known: the requested number, the platform's, one per GPU, one per
     Neuron core, one. Hosts of one instance type get the same number, so that every host of the job
-    comes to the same result.
+    comes to the same result. The reader gets the problems and the warnings.
 
     Args:
         environment: The environment of the host.
@@ -574,7 +604,10 @@ def _count_slots(
 def _count_on_type(
     environment: Environment, mode: Mode, instance_type: str, per_host: int | None, reader: Reader
 ) -> int:
-    """Count the processes of a host of an instance type, and refuse more than its accelerators.
+    """Count the processes of a host of an instance type.
+
+    The reader gets a problem for more processes than accelerators, and for a mode or an image that
+    cannot use these; the number is returned nevertheless.
 
     Args:
         environment: The environment of the host.
@@ -598,7 +631,10 @@ def _count_on_type(
 
 
 def _check_neuron(environment: Environment, mode: Mode, instance_type: str, reader: Reader) -> None:
-    """Refuse a mode or an image that cannot use the Neuron cores of an instance type."""
+    """Refuse a mode or an image that cannot use the Neuron cores of an instance type.
+
+    The reader gets the problems; nothing is raised.
+    """
     where = f"instance type {instance_type}"
     if mode.name == ELASTIC and _lacks_neuron(environment):
         problem = f"{instance_type} has Neuron cores, and the image has no Neuron"
@@ -611,7 +647,10 @@ def _check_neuron(environment: Environment, mode: Mode, instance_type: str, read
 def _refuse_processes(
     per_host: int, count: int, accelerator: str, instance_type: str, reader: Reader
 ) -> None:
-    """Refuse more processes per host than a host has accelerators. accelerator: ``GPU``."""
+    """Refuse more processes per host than a host has accelerators: the reader gets the problem.
+
+    accelerator: ``GPU`` or ``Neuron core``. count: how many of them a host has.
+    """
     of_type = ""
     if instance_type != LOCAL:
         of_type = f" of {instance_type}"
@@ -723,7 +762,8 @@ def is_type_of_this_host(environment: Environment, instance_type: str) -> bool:
 def _count_processes(reader: Reader, mode: Mode, slots: Sequence[int]) -> int:
     """Return the number of ranks of the job: all slots, or fewer at the user's wish.
 
-    slots: processes of each host of the distribution. Only mode mpi can have fewer ranks.
+    slots: processes of each host of the distribution. Only mode mpi can have fewer ranks. The
+    reader gets a problem for more ranks than slots, and the user's number is returned.
     """
     if mode.options != names.MPI_OPTIONS:
         return sum(slots)
@@ -740,9 +780,10 @@ def _count_processes(reader: Reader, mode: Mode, slots: Sequence[int]) -> int:
 
 
 def _mpi_options(environment: Environment, mode: Mode, reader: Reader) -> tuple[str, ...]:
-    """Return the user's mpirun options as words, split as a shell splits words.
+    """Return the user's mpirun options as words, split as a shell splits words; ``()`` for none.
 
-    Contradictions between the options are problems (mpirun/flags.py).
+    The reader gets a problem for a value that is not a text or has an open quote (then ``()``), and
+    for contradictions between the options (mpirun/flags.py).
     """
     where = f"hyperparameter {mode.options}"
     value = reader.reserved.get(mode.options)

@@ -55,7 +55,7 @@ def read_program(environment: Environment) -> tuple[Program, list[Problem]]:
         environment: The environment of the host.
 
     Returns:
-        The program, and its problems.
+        The program, and its problems; with problems the program cannot be run. Nothing is raised.
     """
     user, reserved = environment.user_hyperparameters, environment.reserved
     reader = Reader(reserved, environment.variables)
@@ -65,6 +65,8 @@ def read_program(environment: Environment) -> tuple[Program, list[Problem]]:
     # The command and the arguments of ModelTrainer of the SageMaker SDK.
     trainer = environment.drivers
     arguments = (*trainer.arguments, *to_arguments(user, style, order))
+    # The program of the command line comes first, then ModelTrainer's command, then the entry
+    # point in the hyperparameters or the variables.
     if environment.invocation.program:
         words = environment.invocation.program
         entry, arguments, entry_problems = choose_given_program(
@@ -124,6 +126,7 @@ def _check_texts(
             where = f"hyperparameter {name}"
             problems.append(Problem(f"its value {reason}", where, "leave it out"))
     problems += _check_resource_config(environment)
+    # None: the level in one of the two places is not a level.
     if log_level(environment.variables, reserved) is None:
         problems.append(_log_level_problem(environment, reserved))
     return problems
@@ -168,7 +171,10 @@ def _first_unusable(*values: str) -> str:
 
 
 def _check_name(name: str, kind: str, where: str) -> list[Problem]:
-    """Refuse a name that cannot be a part of a variable's name (environ(7): no ``=``).
+    """Return a problem for a name that cannot be a part of a variable's name; else ``[]``.
+
+    Such a name is empty, has a ``=`` (environ(7)), or has a character that no text of a process
+    can have.
 
     Args:
         name: The name of a hyperparameter or a channel.

@@ -14,12 +14,12 @@ from trainworks_launcher.contract.settings import Reader, region_of
 from trainworks_launcher.environment.entry_point import REQUIREMENTS, Code, EntryPoint
 from trainworks_launcher.environment.environment import BOTO3, Environment
 
-_ARN = (
+_REPOSITORY_ARN = (
     r"arn:(?P<partition>[^:/]+):codeartifact:(?P<region>[a-z0-9-]+):(?P<owner>\d{12})"
     r":repository/(?P<domain>[a-z][a-z0-9-]+)/(?P<repository>[A-Za-z0-9][A-Za-z0-9._-]+)"
 )
 
-_NAMED = 4
+_MAX_NAMED = 4
 """Number of distributions in a line of the log; a CUDA image keeps about twenty."""
 
 
@@ -48,14 +48,18 @@ def parse_repository(arn: str) -> Repository:
     >>> parse_repository(arn).domain
     'shared'
     """
-    match = re.fullmatch(_ARN, arn)
+    match = re.fullmatch(_REPOSITORY_ARN, arn)
     if not match:
         raise ValueError(f"{arn!r} is not the ARN of a CodeArtifact repository")
     return Repository(match["region"], match["owner"], match["domain"], match["repository"])
 
 
 def with_fetch(environment: Environment, reader: Reader) -> Code:
-    """Return the user's code; remote code gets the command line that fetches the archive."""
+    """Return the user's code; remote code gets the command line that fetches the archive.
+
+    Nothing is fetched. The reader gets a problem if no program can call AWS, or for credentials in
+    the endpoint.
+    """
     code = environment.code
     if not code.remote:
         return code
@@ -71,7 +75,10 @@ def with_fetch(environment: Environment, reader: Reader) -> Code:
 
 
 def _s3_endpoint(reader: Reader) -> str:
-    """Return the user's endpoint of S3; ``""`` for the default. Refuse credentials in the URL."""
+    """Return the user's endpoint of S3; ``""`` for the default.
+
+    The reader gets a problem for credentials in the URL. The first variable that is set counts.
+    """
     for name in names.S3_ENDPOINT_VARIABLES:
         endpoint = reader.variables.get(name, "")
         if not endpoint:
@@ -91,6 +98,8 @@ def installation(
     For example ``python -I install.py -- . -r requirements.txt``. A project is installed only if
     its entry point is Python's, because a shell script may install the project in its own way. An
     installation of the image's build is not repeated, because the host may have no network.
+
+    Nothing is installed. The reader gets a problem for each thing that is missing or wrong.
     """
     project: tuple[str, ...] = ()
     is_installed = code.project in code.installed
@@ -108,6 +117,7 @@ def installation(
     options = _install_options(environment, reader)
     install = (python, "-I", program, *options, "--", *project, *requirements)
     if project:
+        # The code may be read-only, and pip writes beside it: copied.py installs from a copy.
         copy = f"{environment.launcher_directory}/programs/copied.py"
         install = (environment.launcher_python, "-I", copy, *install)
     return _with_repository(environment, install, reader)
@@ -116,8 +126,8 @@ def installation(
 def _requirements(code: Code, reader: Reader) -> tuple[str, ...]:
     """Return pip's arguments for the requirements, such as ``("-r", "requirements.txt")``.
 
-    ``()`` without such a file, and if the image's build has installed the requirements. Refuse a
-    missing file that the job names.
+    ``()`` without such a file, and if the image's build has installed the requirements. The reader
+    gets a problem for a missing file that the job names.
     """
     file = code.requirements
     if file in code.installed:
@@ -132,7 +142,10 @@ def _requirements(code: Code, reader: Reader) -> tuple[str, ...]:
 
 
 def _install_options(environment: Environment, reader: Reader) -> list[str]:
-    """Return the options of install.py, such as ``--strict`` and ``--keep=torch==2.9.1``."""
+    """Return the options of install.py, such as ``--strict`` and ``--keep=torch==2.9.1``.
+
+    The reader gets a problem for a switch that is neither on nor off.
+    """
     options: list[str] = []
     strict = reader.variables.get(names.STRICT_VARIABLE, "").strip() or "off"
     if strict not in ("on", "off"):
@@ -150,9 +163,11 @@ def _install_options(environment: Environment, reader: Reader) -> list[str]:
 def _with_repository(
     environment: Environment, install: tuple[str, ...], reader: Reader
 ) -> tuple[str, ...]:
-    """Return an installation from the job's CodeArtifact repository, if the job has one.
+    """Return the command line of an installation from the job's CodeArtifact repository.
 
-    codeartifact.py gets a token, and starts the installation.
+    Its program codeartifact.py gets a token, and starts the installation. Without a repository
+    ``install`` is returned as it is, also after a problem with the repository's ARN, which the
+    reader gets.
     """
     arn = reader.variables.get(names.REPOSITORY_VARIABLE, "").strip()
     if not arn:
@@ -203,9 +218,9 @@ def why_kept(environment: Environment) -> str:
     protected = [f"{name} {version}" for name, version in environment.manifest.protected.items()]
     if not protected:
         return ""
-    listed = ", ".join(protected[:_NAMED])
-    if len(protected) > _NAMED:
-        listed += f" and {len(protected) - _NAMED} more"
+    listed = ", ".join(protected[:_MAX_NAMED])
+    if len(protected) > _MAX_NAMED:
+        listed += f" and {len(protected) - _MAX_NAMED} more"
     return f"the image's {listed} stay: they are constraints"
 
 
@@ -215,7 +230,7 @@ def _aws_program(
     """Return the command line of a program that calls AWS.
 
     The Python with boto3 runs the program. Without boto3 the launcher's Python does, and the
-    program calls the aws command line.
+    program calls the aws command line. The reader gets a problem if the image has neither.
 
     Args:
         environment: The environment of the host.

@@ -94,6 +94,7 @@ _ARGUMENTS_OF_WRAPPER = {"chrt": 1, "taskset": 1, "timeout": 1}
 """Number of arguments before the other program: the time in ``timeout 60 PROGRAM``."""
 
 _MAX_WRAPPERS = 8
+"""Number of words and wrappers before a program that are looked through, as in ``env A=1 nice``."""
 
 _PER_HOST = frozenset(("--nproc-per-node", "--nproc_per_node", "--num_gpus", "--npernode", "--ppn"))
 """Options of starters for the processes of each host."""
@@ -120,6 +121,7 @@ def starter_of(words: Sequence[str]) -> Starter | None:
     'torchrun'
     """
     words = tuple(words)
+    # Each turn takes off an assignment, a shell or a wrapper; with more of them the answer is None.
     for _ in range(_MAX_WRAPPERS):
         if not words:
             return None
@@ -143,9 +145,13 @@ def _base_name(path: str) -> str:
 
 
 def check(environment: Environment, program: Program, placement: Placement) -> list[Problem]:
-    """Return a problem if both the mode and the program of a job start ranks."""
+    """Return a problem if both the mode and the program of a job start ranks; else ``[]``.
+
+    The advice of the problem is the command line or the entry point to use instead.
+    """
     mode = MODES[placement.mode]
     is_of_tasks = placement.tasks is not None
+    # A mode with a program of its own, such as mpirun, starts ranks with it.
     starts_ranks = is_of_tasks or (bool(mode.programs) and not mode.one_per_host)
     if not starts_ranks:
         return []
@@ -193,7 +199,11 @@ def words_of(program: Program) -> tuple[str, ...]:
 
 
 def _command_of_shell(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the first command of ``bash -c LINES`` that starts ranks; ``()`` for none."""
+    """Return the first command of ``bash -c LINES`` that starts ranks; ``()`` for none.
+
+    ``()`` also for a line with an open quote before such a command. words: the command line of the
+    shell.
+    """
     script = _script_of_shell(words)
     for line in script.splitlines():
         try:
@@ -257,12 +267,16 @@ def _wrapped_command(wrapper: str, words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _starter_of_python(words: tuple[str, ...]) -> Starter | None:
-    """Return the starter that Python runs, as a module (``-m``) or as a file."""
+    """Return the starter that Python runs, as a module (``-m``) or as a file; None for another.
+
+    words: the command line, Python first.
+    """
     for index, word in enumerate(words[1:], 1):
         if word == "-m" and index + 1 < len(words):
             module = words[index + 1]
             if module in _MODULES:
                 return Starter(f"python -m {module}", words, words[index + 2 :])
+            # Some starters are modules with the name of their program: python -m deepspeed.
             return _starter_of_program(module, words[index + 1 :])
         if not word.startswith("-"):
             return _starter_of_program(_base_name(word), words[index:])

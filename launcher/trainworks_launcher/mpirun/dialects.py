@@ -44,7 +44,10 @@ class Dialect(NamedTuple):
     renamed_prefixes: tuple[tuple[str, str], ...] = ()
 
     def canonical(self, name: str) -> str:
-        """Return the name of an MCA parameter in this version."""
+        """Return the name of an MCA parameter in this version.
+
+        A name that was never another one stays, also one that no version knows.
+        """
         if name in self.renamed:
             return self.renamed[name]
         for old, new in self.renamed_prefixes:
@@ -222,6 +225,7 @@ INSTEAD: Mapping[str, tuple[str, ...]] = MappingProxyType(
 same, and are left out.
 """
 
+# Reasons and remedies of the tables below.
 _COUNTED = (
     "processes are counted by sagemaker_mpi_num_of_processes_per_host and"
     " sagemaker_mpi_num_processes"

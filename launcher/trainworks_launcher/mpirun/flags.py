@@ -72,9 +72,9 @@ class UserOptions(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-_PARAMETER = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
-_VARIABLES = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\*?")
+_PARAMETER_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+_VARIABLE_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\*?")
 _VARIABLE_LIST = "mca_base_env_list"
 
 
@@ -116,7 +116,7 @@ class _Parser:
         self._dialect = dialect
         self._where = where
         self._parameters: dict[str, str] = {}
-        self._classes: dict[str, str] = {}
+        self._classes: dict[str, str] = {}  # parameter -> its option, where that is not --mca
         self._exports: dict[str, str] = {}
         self._forwarded: dict[str, None] = {}
         self._keyed: dict[str, tuple[str, ...]] = {}
@@ -147,13 +147,15 @@ class _Parser:
             self._refuse_stray_word(word)
             return
         if equals and option not in self._dialect.optional:
-            # Both versions refuse --OPTION=VALUE, which can only mean the value.
+            # Both versions refuse --OPTION=VALUE, which can only mean the value: it is put back as
+            # a word of its own.
             self.words.insert(0, value)
         if option in MCA_OPTIONS:
             self._take_parameter(word, option)
         elif option in ("x", "NCCL_DEBUG"):
             self._take_export(word, option)
         elif option in OURS:
+            # Words to skip. Of an option that this version does not have, one.
             values = 0 if equals else self._dialect.options.get(option, 1)
             self._refuse(word, f"leave it out: {OURS[option]}", values)
             if equals and option not in self._dialect.optional:
@@ -246,7 +248,7 @@ class _Parser:
         if taken is None:
             return
         name, value = taken
-        if not _PARAMETER.fullmatch(name):
+        if not _PARAMETER_NAME.fullmatch(name):
             self._problem(
                 f"{name!r} is not the name of an MCA parameter", f"for example: {example}"
             )
@@ -287,7 +289,7 @@ class _Parser:
             entry: ``NAME=VALUE``, or ``NAME`` and ``NAME*`` for values of the environment.
         """
         name, equals, value = entry.partition("=")
-        pattern = _VARIABLE if equals else _VARIABLES
+        pattern = _VARIABLE_NAME if equals else _VARIABLE_PATTERN
         if not pattern.fullmatch(name):
             self._problem(
                 f"{source} {entry!r} does not begin with the name of a variable",
@@ -331,7 +333,9 @@ class _Parser:
             self._left_out.add("bind-to")
 
     def _take_known(self, word: str, option: str, value: str | None) -> None:
-        """Parse an option of the installed mpirun, which is passed on.
+        """Parse an option of the installed mpirun, which is passed on, or add a problem.
+
+        The launcher's options that conflict with it are left out.
 
         Args:
             word: The option as the user writes it.
@@ -378,7 +382,7 @@ class _Parser:
         """Add a problem for a word that mpirun would take for the program."""
         advice = "options start with -; quote a value that has a space"
         name, equals, _ = word.partition("=")
-        if equals and _VARIABLE.fullmatch(name):
+        if equals and _VARIABLE_NAME.fullmatch(name):
             advice = f"to set a variable, write: -x {word}"
         self._problem(
             f"{word!r} is not an option: mpirun would start it instead of the training script",
@@ -449,6 +453,7 @@ def merge_parameters(
             text = f"MCA parameters {name} and {opposite} are both given"
             problems.append(Problem(text, where, "Open MPI accepts one of them"))
     image = _from_environment(variables, dialect)
+    # The launcher's parameters, with the container's value where there is one.
     remaining: list[Setting] = []
     for setting in ours:
         opposite = _opposite(setting.name)

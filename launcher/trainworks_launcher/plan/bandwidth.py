@@ -26,13 +26,14 @@ LIMIT_SECONDS = 900.0
 def measured(plan: NodePlan, job: Job) -> NodePlan:
     """Return the plan with programs/measure.py before mpirun, which explains the measured figure.
 
-    The plan of a host without mpirun stays as it is.
+    measure.py runs mpirun, ends it after ``LIMIT_SECONDS``, and compares the figure with the
+    network of the instance type. The plan of a host without mpirun stays as it is.
     """
     if not plan.argv:
         return plan
     placement, environment = job.placement, job.environment
     hosts = len(placement.distribution_hosts)
-    gigabits = 0
+    gigabits = 0  # of the network between hosts per second; 0: nothing to compare with
     row = environment.manifest.instances.get(placement.instance_type)
     if row is not None and hosts > 1:
         gigabits = row.network_gigabits

@@ -49,6 +49,7 @@ def recorder_variables(job: Job) -> Mapping[str, str]:
     has_new_names = release(components["torch"]) >= _FIRST_WITH_NEW_NAMES
     variables = {}
     for setting in settings:
+        # The container sets the variable, by its newer or its older name: the user's choice.
         if not job.inherited.keys().isdisjoint(setting.variables):
             continue
         name = setting.variables[-1]

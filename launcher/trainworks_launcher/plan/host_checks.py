@@ -33,6 +33,8 @@ def checks_of(
     if level == OFF or is_later_task:
         return None
     manifest, devices = environment.manifest, environment.devices
+    # The row of the image's instance table says what the host should have; the devices say what
+    # the launcher has seen.
     row = manifest.instances.get(placement.instance_type)
     row_gpus = row_efa = 0
     if row is not None:
@@ -40,10 +42,10 @@ def checks_of(
     # CUDA_VISIBLE_DEVICES may hide some of the instance type's GPUs.
     if row is not None and devices.visible_gpus is None:
         row_gpus = row.gpus
-    efa = None
+    efa = None  # number of EFA devices; None if not known
     if devices.efa is not None:
         efa = len(devices.efa)
-    interface = ""
+    interface = ""  # the interface towards the other hosts; "" for none to check
     if len(placement.hosts) > 1:
         interface = network.interface.partition(",")[0] or devices.routed
     has_cuda = bool(manifest.minimum_driver) or "cuda" in manifest.components

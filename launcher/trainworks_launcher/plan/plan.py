@@ -190,7 +190,11 @@ class NodePlan(NamedTuple):
         )
 
     def document(self) -> dict[str, Json]:
-        """Return the plan as a JSON object."""
+        """Return the plan as a JSON object: the keys that ``train --plan`` prints.
+
+        null stands for no platform, no rank, no control channel and no ssh client. Secrets are in
+        it as they are.
+        """
         auxiliaries: list[Json] = []
         for auxiliary in self.auxiliaries:
             env: dict[str, Json] = dict(sorted(auxiliary.env.items()))
@@ -204,6 +208,7 @@ class NodePlan(NamedTuple):
         if self.control is not None:
             control = {**self.control._asdict(), "hosts": list(self.control.hosts)}
         rank: Json = None
+        # -1: the platform does not start every rank.
         if self.rank >= 0:
             rank = self.rank
         shell: Json = None
@@ -256,10 +261,12 @@ def control_of(job: Job) -> Control | None:
 
 
 def _control(placement: Placement, network: Network) -> Control | None:
-    members = placement.members
+    """Return the control channel between all launchers; None for a job of one launcher."""
+    members = placement.members  # the leader first
     leader = members[0]
     if len(members) == 1:
         return None
+    # "" in a plan: the leader is reached by its name.
     address = placement.leader_address
     if address == leader:
         address = ""
@@ -270,7 +277,8 @@ def _control(placement: Placement, network: Network) -> Control | None:
 def plan_of_refusal(placement: Placement, network: Network, base_directory: str) -> NodePlan | None:
     """Plan a host that refuses the job and only sends the refusal to the other hosts.
 
-    None for a job of one launcher.
+    The plan has no command, no variables and no code to fetch. None for a job of one launcher,
+    which has no other host to tell.
     """
     control = _control(placement, network)
     if control is None:
@@ -278,6 +286,7 @@ def plan_of_refusal(placement: Placement, network: Network, base_directory: str)
     role = "worker"
     if placement.member == control.leader:
         role = "leader"
+    # A host that runs nothing waits for the others only for a short time.
     limits = network.limits._replace(join=min(network.limits.join, names.REFUSAL_LIMIT_SECONDS))
     return NodePlan(
         mode=placement.mode,
@@ -325,7 +334,7 @@ def _transport(plan: NodePlan) -> str:
     return "TCP, because this host has no EFA"
 
 
-_THREADS = "OMP_NUM_THREADS"
+_THREADS_VARIABLE = "OMP_NUM_THREADS"
 
 
 class _OpenMp(NamedTuple):
@@ -344,10 +353,10 @@ _OPENMP_DEFAULT = _OpenMp(0, "")
 
 
 def _openmp_of_rank(job: Job) -> _OpenMp:
-    """Divide the CPUs of this host among its ranks.
+    """Divide the CPUs of this host among its ranks: each gets at least one thread.
 
-    OpenMP's default stays in most jobs of one rank, and where the platform starts the ranks and
-    divides the CPUs itself.
+    ``_OPENMP_DEFAULT``, which sets nothing, in most jobs of one rank, for Ray, where the CPUs of
+    the host are not known, and where the platform starts the ranks and divides the CPUs itself.
     """
     devices = job.environment.devices
     ranks = job.placement.processes_per_host
@@ -359,6 +368,7 @@ def _openmp_of_rank(job: Job) -> _OpenMp:
     is_limited_python = devices.cpus_limited and job.program.entry.in_python
     if ranks == 1 and not is_limited_python:
         return _OPENMP_DEFAULT
+    # The EFA devices are None in a plan for a host of another type, whose CPUs are not known then.
     is_known = devices.efa is not None
     if not is_known or job.environment.platform.tasks is not None:
         return _OPENMP_DEFAULT
@@ -374,9 +384,10 @@ _INTERFACE_VARIABLES = {"NCCL_SOCKET_IFNAME": "NCCL", "GLOO_SOCKET_IFNAME": "glo
 
 
 def network_variables(job: Job) -> tuple[Mapping[str, str], tuple[Reason, ...]]:
-    """Return (variables, reasons) for NCCL, gloo, the fabric and OpenMP.
+    """Return (variables, reasons) for NCCL, gloo, the fabric, OpenMP and torch's flight recorder.
 
-    A variable that the container sets is the user's choice, and is not among the variables.
+    A variable that the container sets (``job.inherited``) is the user's choice, and is not among
+    the variables. The reasons also tell of variables for results, which others set.
     """
     network = job.network
     variables: dict[str, str] = dict(network.fabric.variables)
@@ -396,9 +407,9 @@ def network_variables(job: Job) -> tuple[Mapping[str, str], tuple[Reason, ...]]:
     for name, why in job.environment.results.why.items():
         reasons.append(Reason(name, why, Origin.PLATFORM))
     openmp = _openmp_of_rank(job)
-    if openmp.threads and _THREADS not in job.inherited:
-        variables[_THREADS] = str(openmp.threads)
-        reasons.append(Reason(_THREADS, openmp.why))
+    if openmp.threads and _THREADS_VARIABLE not in job.inherited:
+        variables[_THREADS_VARIABLE] = str(openmp.threads)
+        reasons.append(Reason(_THREADS_VARIABLE, openmp.why))
     for name, value in recorder_variables(job).items():
         variables[name] = value
         why = "torch writes down each rank's last collectives when NCCL's time-out ends the job"

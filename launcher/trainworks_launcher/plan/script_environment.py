@@ -47,7 +47,10 @@ HOST_SPECIFIC = frozenset(
 
 
 def exported_variables(job: Job) -> Mapping[str, str]:
-    """Return all variables of the script on the job's host, sorted by name."""
+    """Return all variables of the script on the job's host, sorted by name.
+
+    A variable that the platform keeps has the container's value; it is absent without one.
+    """
     environment = job.environment
     user, reserved = environment.user_hyperparameters, environment.reserved
     exported: dict[str, str] = {}
@@ -67,6 +70,11 @@ def _sm_values(job: Job, user: Mapping[str, Json], reserved: Reserved) -> Mappin
     """Return the values of the SM_ variables: name without SM_, in lower case -> value.
 
     For example ``current_host`` for SM_CURRENT_HOST, and ``hp_lr`` for SM_HP_LR.
+
+    Args:
+        job: The job.
+        user: The user's hyperparameters.
+        reserved: The platform's hyperparameters, such as sagemaker_program.
     """
     environment = job.environment
     properties = _properties(job, user, reserved)
@@ -194,7 +202,13 @@ _ONLY_AS_PROPERTY = frozenset(
 
 
 def _properties(job: Job, user: Mapping[str, Json], reserved: Reserved) -> dict[str, Json]:
-    """Return the object in SM_TRAINING_ENV: the properties of sagemaker-training's Environment."""
+    """Return the object in SM_TRAINING_ENV: the properties of sagemaker-training's Environment.
+
+    Args:
+        job: The job.
+        user: The user's hyperparameters.
+        reserved: The platform's hyperparameters, such as sagemaker_program.
+    """
     environment, entry = job.environment, job.program.entry
     instance = environment.manifest.instances.get(job.placement.instance_type)
     neurons = 0
@@ -255,7 +269,11 @@ def _directories(environment: Environment) -> dict[str, Json]:
 
 
 def _properties_of_hosts(job: Job, reserved: Reserved) -> dict[str, Json]:
-    """Return the properties about the hosts of the job, the instance groups, and this host."""
+    """Return the properties about the hosts of the job, the instance groups, and this host.
+
+    The master is the first host of the distribution. In mode ``none`` the distribution is every
+    host of the instance groups that the user names; without instance groups it is every host.
+    """
     placement, hosts = job.placement, job.environment.hosts
     mode, host = placement.mode, placement.host
     all_hosts = hosts.names or placement.hosts
@@ -271,6 +289,7 @@ def _properties_of_hosts(job: Job, reserved: Reserved) -> dict[str, Json]:
         for group, entry in zip(groups, entries):
             groups_by_name[group.name] = dict(mapping(entry))
 
+    # In mode none no host has ranks, so that no group is in the distribution by default.
     default_groups: list[Json] = []
     if mode != "none":
         default_groups.append(group_name)

@@ -115,16 +115,21 @@ def write_netrc(path: Path, host: str, token: str) -> None:
 def main(arguments: list[str]) -> int:
     """Run pip with the repository as its index.
 
+    Prints the address of the index. The netrc file with the token exists only while pip runs.
+
     Args:
         arguments: REGION, OWNER, DOMAIN, REPOSITORY, CLI, ``--`` and pip's command line.
 
     Returns:
         pip's status; 1, with one line on standard error, without access to the repository.
+
+    Raises:
+        OSError: The netrc file cannot be written, or pip cannot be started.
     """
     from urllib.parse import urlsplit
 
-    region, owner, domain, repository, program = arguments[:5]
-    pip = arguments[6:]
+    # CLI is "" where boto3 is asked.
+    region, owner, domain, repository, program, _separator, *pip = arguments
     try:
         if program:
             token, address = ask_cli(region, owner, domain, repository, program)

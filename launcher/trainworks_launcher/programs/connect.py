@@ -12,9 +12,12 @@ import socket
 import sys
 import time
 
-_LONGEST_PAUSE = 2.0
+# Seconds between two tries: each pause is longer by the factor.
+_FIRST_PAUSE, _LONGEST_PAUSE, _PAUSE_FACTOR = 0.1, 2.0, 1.5
 _CONNECT_SECONDS = 10.0
+"""Limit of one try."""
 
+_INT_BYTES = 4
 _SSH = 1
 """Standard output, which is a socket to ssh (``ProxyUseFdpass``)."""
 
@@ -30,8 +33,8 @@ def main(arguments: list[str]) -> int:
     """
     seconds, host, port = float(arguments[0]), arguments[1], int(arguments[2])
     deadline = time.monotonic() + seconds
-    pause = 0.1
-    is_reported = False
+    pause = _FIRST_PAUSE
+    is_reported = False  # the line that this program waits, which is printed once
     while True:
         try:
             with socket.create_connection((host, port), _CONNECT_SECONDS) as connection:
@@ -54,14 +57,15 @@ def main(arguments: list[str]) -> int:
         # The socket to ssh can be read only when ssh was stopped, and has closed its end.
         if select.select([_SSH], [], [], pause)[0]:
             return 1
-        pause = min(pause * 1.5, _LONGEST_PAUSE)
+        pause = min(pause * _PAUSE_FACTOR, _LONGEST_PAUSE)
 
 
 def _hand_to_ssh(connection: socket.socket) -> None:
     """Send ssh the descriptor of a connection. Raises OSError if ssh has ended."""
     ssh = socket.socket(fileno=_SSH)
     try:
-        descriptor = connection.fileno().to_bytes(4, sys.byteorder)
+        # A C int, as SCM_RIGHTS has it (unix(7)); the one byte only carries it.
+        descriptor = connection.fileno().to_bytes(_INT_BYTES, sys.byteorder)
         ssh.sendmsg([b"\0"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptor)])
     finally:
         # Standard output stays open, and shows whether ssh still waits.

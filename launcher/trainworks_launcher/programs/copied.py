@@ -22,17 +22,20 @@ import zlib
 
 # As names.RUNTIME_DIRECTORY_VARIABLE, which this file does not import.
 _RUNTIME_DIRECTORY = "TRAINWORKS_RUNTIME_DIRECTORY"
-_RESULTS = (
+_RESULT_VARIABLES = (
     "SM_MODEL_DIR",
     "SM_OUTPUT_DIR",
     "SM_OUTPUT_DATA_DIR",
     "TRAINWORKS_CHECKPOINT_DIRECTORY",
 )
-_NO_SOURCE = frozenset(
+_BUILD_FOLDERS = frozenset(
     ("build", "dist", "__pycache__", ".git", ".hg", ".svn", ".tox", ".nox", "node_modules", "wandb")
 )
 _LIMIT_BYTES = 1 << 30
+"""Size of a project above which it is installed without a copy."""
+
 _REASON_CHARACTERS = 300
+"""Length of an error in the line that there is no copy."""
 
 
 class _Copying:
@@ -46,7 +49,7 @@ class _Copying:
         """Begin the copy of the project in ``top``."""
         self._top = top
         self._results = {
-            os.path.realpath(os.environ[name]) for name in _RESULTS if os.environ.get(name)
+            os.path.realpath(os.environ[name]) for name in _RESULT_VARIABLES if os.environ.get(name)
         }
         self._bytes = 0
         self.links: list[str] = []
@@ -64,7 +67,7 @@ class _Copying:
         path = os.path.join(folder, name)  # noqa: PTH118
         # A package of the project may have the name of a folder of builds.
         is_package = os.path.exists(os.path.join(path, "__init__.py"))  # noqa: PTH110, PTH118
-        is_result_of_build = folder == self._top and name in _NO_SOURCE and not is_package
+        is_result_of_build = folder == self._top and name in _BUILD_FOLDERS and not is_package
         if is_result_of_build or name == "__pycache__" or name.endswith(".egg-info"):
             return False
         is_environment = os.path.exists(os.path.join(path, "pyvenv.cfg"))  # noqa: PTH110, PTH118
@@ -154,6 +157,8 @@ def private_copy(top: str, root: str = "project") -> str:
 
 def main(words: list[str]) -> int:
     """Copy the project in the current directory, and become the command.
+
+    Does not return. Raises OSError if the command cannot be started.
 
     Args:
         words: COMMAND, ``--`` and more words, of which ``.`` is replaced by the copy.

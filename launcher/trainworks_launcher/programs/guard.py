@@ -21,6 +21,11 @@ import sys
 import time
 
 _LIMIT = "Max msgqueue size"
+"""Name of the limit that is the mark, in proc(5), limits."""
+
+# Places of fields in proc(5), stat, behind the program's name: three less than their numbers there.
+_STATE, _PARENT, _SESSION, _STARTED = 0, 1, 3, 19
+
 _LIMIT_SECONDS = 10.0
 _BETWEEN_SECONDS = 0.02
 
@@ -41,6 +46,8 @@ def main(mark: str, directory: str) -> int:
     for number in range(1, signal.NSIG):
         with contextlib.suppress(OSError, ValueError):
             signal.signal(number, signal.SIG_IGN)
+    # Reads until the pipe ends, with the launcher. The start time tells a command from a later
+    # process with its number.
     commands = set()
     for line in sys.stdin:
         pid = int(line)
@@ -117,13 +124,13 @@ def _processes_of_job(commands: set[tuple[int, str]], mark: str, sessions: set[s
 
 
 def _stat(pid: int) -> _Stat:
-    """Read proc(5), ``stat``, of a process."""
+    """Read proc(5), ``stat``, of a process; see ``_Stat`` for one that is gone."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as opened:  # noqa: PTH123
             fields = opened.read().rpartition(")")[2].split()
     except OSError:
         return _Stat(0, "", "", "X")
-    return _Stat(int(fields[1]), fields[19], fields[3], fields[0])
+    return _Stat(int(fields[_PARENT]), fields[_STARTED], fields[_SESSION], fields[_STATE])
 
 
 def _has_mark(pid: int, mark: str) -> bool:

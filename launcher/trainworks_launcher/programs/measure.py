@@ -29,7 +29,8 @@ hosts does not.
 def main(document: str, command: Sequence[str]) -> int:
     """Run the command within a limit, and print the bandwidth that it has measured.
 
-    Stop signals are passed on to the command.
+    Stop signals are passed on to the command. A command that does not end in time is ended, with a
+    warning.
 
     Args:
         document: ASKED, as above.

@@ -37,15 +37,32 @@ _RESUME = "TRAINWORKS_RESUME_FROM"  # names.RESUME_VARIABLE
 _PLACE = "TRAINWORKS_RANK"  # names.PLACE_VARIABLE
 _CHECKPOINTS = "TRAINWORKS_CHECKPOINT_DIRECTORY"  # names.CHECKPOINT_DIRECTORY_VARIABLE
 # directories.RESULTS
-_RESULTS = ("SM_MODEL_DIR", "SM_OUTPUT_DIR", "SM_OUTPUT_DATA_DIR", "SM_OUTPUT_INTERMEDIATE_DIR")
+_RESULT_VARIABLES = (
+    "SM_MODEL_DIR",
+    "SM_OUTPUT_DIR",
+    "SM_OUTPUT_DATA_DIR",
+    "SM_OUTPUT_INTERMEDIATE_DIR",
+)
 _SOCKET = "ranks"  # ranks.SOCKET
-_FAILURES = "TORCHELASTIC_RESTART_COUNT"
-_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+_FAILURES_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
+_ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
+_INT_BYTES = 4
+"""Size of a C int: a descriptor in a message (SCM_RIGHTS, unix(7))."""
+
+_MAX_PATH_CHARACTERS = 2047
+"""Length of the path of torch's error file in the report, which is one message of bounded size."""
+
+_USAGE, _OTHER_SIZE, _NO_ENVIRONMENT = 64, 66, 70
+"""Exit statuses, see ``main``."""
+
+_NOT_EXECUTABLE, _NOT_FOUND = 126, 127
+"""Exit statuses of a shell for a program that it cannot start."""
+
 _ANSWER_SECONDS = 30.0
-_FROM_MPIRUN = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "ORTE_", "OPAL_")
-_RANK = ("OMPI_COMM_WORLD_RANK", "RANK")
-_SIZE = ("OMPI_COMM_WORLD_SIZE",)
-_LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK")
+_PREFIXES_OF_MPIRUN = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "ORTE_", "OPAL_")
+_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "RANK")
+_SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE",)
+_LOCAL_RANK_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK")
 
 
 def main(arguments: list[str]) -> int:
@@ -64,7 +81,7 @@ def main(arguments: list[str]) -> int:
         arguments = arguments[2:]
     if len(arguments) < 2 or arguments[0] != "--":
         sys.stderr.write("usage: rank.py [--size N] [--keep NAME,NAME] -- PROGRAM [ARGUMENT...]\n")
-        return 64
+        return _USAGE
     keep = None
     if "--keep" in options:
         keep = frozenset(options["--keep"].split(","))
@@ -79,13 +96,14 @@ def main(arguments: list[str]) -> int:
             sys.stderr.write(
                 f"trainworks: a directory that the script writes to cannot be used: {error}\n"
             )
-            return 64
-    size = _number(_SIZE)
+            return _USAGE
+    # -1 under torchrun, which starts as many ranks as it was told.
+    size = _number(_SIZE_VARIABLES)
     if size >= 0 and str(size) != options.get("--size", str(size)):
         sys.stderr.write(
             f"trainworks: mpirun started {size} rank(s), and the job has {options['--size']}\n"
         )
-        return 66
+        return _OTHER_SIZE
     # Without --keep (torchrun) the rank has the inherited environment.
     environment: dict[str, str] = {**os.environ, **restarted(), **place_in_the_plan()}
     cwd = os.curdir
@@ -100,7 +118,7 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(
             f"trainworks: this rank cannot read the environment of its host: {error}\n"
         )
-        return 70
+        return _NO_ENVIRONMENT
     try:
         os.chdir(cwd)
         try:
@@ -112,7 +130,7 @@ def main(arguments: list[str]) -> int:
             os.execve("/bin/sh", ("/bin/sh", *program), environment)
     except OSError as error:
         sys.stderr.write(f"trainworks: cannot start {program[0]!r} in {cwd!r}: {error}\n")
-        return 126 if isinstance(error, PermissionError) else 127
+        return _NOT_EXECUTABLE if isinstance(error, PermissionError) else _NOT_FOUND
 
 
 def _make_result_directories() -> None:
@@ -120,7 +138,7 @@ def _make_result_directories() -> None:
 
     Raises OSError if one cannot be made or written.
     """
-    for variable in _RESULTS:
+    for variable in _RESULT_VARIABLES:
         directory = os.environ.get(variable)
         if not directory:
             continue
@@ -131,7 +149,7 @@ def _make_result_directories() -> None:
 
 def _inherited(keep: frozenset[str]) -> dict[str, str]:
     """Return the variables of this process that mpirun set, and those to keep."""
-    names = [name for name in os.environ if name.startswith(_FROM_MPIRUN) or name in keep]
+    names = [name for name in os.environ if name.startswith(_PREFIXES_OF_MPIRUN) or name in keep]
     return {name: os.environ[name] for name in names}
 
 
@@ -158,11 +176,11 @@ def _report(directory: str) -> None:
     Raises:
         OSError: The launcher does not answer; the output is as before.
     """
-    errors = os.environ.get(_ERROR_FILE, "")
+    errors = os.environ.get(_ERROR_FILE_VARIABLE, "")
     header = {
-        "rank": _number(_RANK),
-        "local_rank": _number(_LOCAL_RANK),
-        "errors": errors if len(errors) < 2048 else "",
+        "rank": _number(_RANK_VARIABLES),
+        "local_rank": _number(_LOCAL_RANK_VARIABLES),
+        "errors": errors if len(errors) <= _MAX_PATH_CHARACTERS else "",
     }
     runtime = os.open(directory, os.O_PATH | os.O_DIRECTORY)
     # Read end and write end of standard output, then of standard error.
@@ -172,7 +190,7 @@ def _report(directory: str) -> None:
             connection.settimeout(_ANSWER_SECONDS)
             # Through the descriptor, because a socket's address holds at most 107 bytes of path.
             connection.connect(f"/proc/self/fd/{runtime}/{_SOCKET}")
-            rights = b"".join(end.to_bytes(4, sys.byteorder) for end in pipes[::2])
+            rights = b"".join(end.to_bytes(_INT_BYTES, sys.byteorder) for end in pipes[::2])
             message = json.dumps(header).encode() + b"\n"
             connection.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
             if not connection.recv(1):
@@ -189,9 +207,10 @@ def restarted() -> Mapping[str, str]:
     """Return variables for a rank that torchrun restarts: the count, and the newest checkpoint.
 
     {} at the first start of a rank, and for a rank that torchrun has not started. Each call counts
-    a start.
+    a start, in a file. After a restart the directory of checkpoints is searched, which may take a
+    while on a slow file system.
     """
-    restarts = _number((_FAILURES,))
+    restarts = _number((_FAILURES_VARIABLE,))
     if restarts >= 0:
         # torchrun counts the failures of its own host, but restarts the ranks of all hosts.
         restarts = max(restarts, _count_start())
@@ -218,7 +237,7 @@ def place_in_the_plan() -> Mapping[str, str]:
 
     With it each Python below this rank can detect another starter in between.
     """
-    rank, world = _number(_RANK), _number((*_SIZE, "WORLD_SIZE"))
+    rank, world = _number(_RANK_VARIABLES), _number((*_SIZE_VARIABLES, "WORLD_SIZE"))
     if rank < 0 or world <= 0:
         return {}
     return {_PLACE: f"{rank} of {world}"}
@@ -230,7 +249,8 @@ def _count_start() -> int:
     Returns:
         The number of earlier starts; 0 if they cannot be counted.
     """
-    directory, local_rank = os.environ.get(_RUNTIME_DIRECTORY, ""), max(_number(_LOCAL_RANK), 0)
+    directory = os.environ.get(_RUNTIME_DIRECTORY, "")
+    local_rank = max(_number(_LOCAL_RANK_VARIABLES), 0)
     if not directory:
         return 0
     try:

@@ -20,10 +20,10 @@ import socket
 import sys
 import time
 
-_ADDRESS = "RAY_ADDRESS"
+_ADDRESS_VARIABLE = "RAY_ADDRESS"
 _BETWEEN_SECONDS = 0.1
 _CONNECT_SECONDS = 5.0
-_ALIVE = 0
+_STATE_OF_ALIVE = 0
 """State of a host of Ray that runs (gcs.proto, GcsNodeInfo.ALIVE)."""
 
 _ANYWHERE = ("192.0.2.1", 9)
@@ -47,6 +47,7 @@ def main(arguments: list[str]) -> int:
         )
         return 64
     leader, port, limit = arguments[0], int(arguments[1]), arguments[2]
+    # WHAT: head, worker, or the number of hosts for which the program on the leader waits.
     kind, program = arguments[3], arguments[5:]
     deadline, env = time.monotonic() + float(limit), dict(os.environ)
     if kind == "head":
@@ -68,7 +69,7 @@ def main(arguments: list[str]) -> int:
         if present < required:
             reason = f": {error}" if error else ""
             return _too_late(f"{present} of {kind} hosts joined Ray within {limit} s{reason}")
-        env[_ADDRESS] = f"{own}:{port}"
+        env[_ADDRESS_VARIABLE] = f"{own}:{port}"
     try:
         os.execvpe(program[0], program, env)
     except OSError as error:
@@ -149,7 +150,7 @@ def _wait_for_hosts(address: str, required: int, deadline: float) -> int:
     while True:
         alive = 0
         for row in client.get_all_node_info().values():
-            if row.state == _ALIVE:
+            if row.state == _STATE_OF_ALIVE:
                 alive += 1
         if alive >= required or time.monotonic() + _BETWEEN_SECONDS > deadline:
             return alive

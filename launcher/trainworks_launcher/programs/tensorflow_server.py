@@ -14,7 +14,8 @@ import sys
 def main() -> int:
     """Serve until this process is killed.
 
-    Returns 64, with a line on standard error, if TF_CONFIG does not describe a server.
+    Returns 64, with a line on standard error, if TF_CONFIG does not describe a server. Raises
+    ModuleNotFoundError without TensorFlow, and TensorFlow's errors, for example for a taken port.
     """
     # This file's own directory has modules with common names, which TensorFlow must not find.
     del sys.path[0]

@@ -23,6 +23,8 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspa
 from trainworks_launcher.contract import names
 from trainworks_launcher.environment.source_archive import judge, members_of
 
+_CHUNK_BYTES = 1 << 20
+
 
 class _Tree:
     """Writes below one directory, and never follows a link in it.
@@ -54,6 +56,7 @@ class _Tree:
         Raises:
             OSError: A part is a link or a file.
         """
+        # The last directory is still open. Else begin at the top, one part after the other.
         if parts != self._parts:
             current = os.dup(self._root)
             for part in parts:
@@ -92,6 +95,7 @@ def unpack(archive: str, directory: str) -> None:
     Raises:
         ValueError: A member is not allowed, or the disk has too little space: nothing is unpacked.
             tarfile raises other errors for a broken archive.
+        OSError: A file cannot be read or written; earlier ones stay.
     """
     with tarfile.open(archive, "r:*") as opened:
         contents = judge(members_of(opened), directory)
@@ -120,7 +124,17 @@ def unpack(archive: str, directory: str) -> None:
 def _write(
     opened: tarfile.TarFile, member: tarfile.TarInfo, tree: _Tree, path: tuple[str, ...]
 ) -> None:
-    """Write one regular file, with the execute bits and the time of the archive."""
+    """Write one regular file, with the execute bits and the time of the archive.
+
+    A file or link in its place is removed. Raises OSError; tarfile raises other errors for a
+    broken archive.
+
+    Args:
+        opened: The archive.
+        member: The file in it.
+        tree: The directory to write below.
+        path: Names on the way to the new file, and its own.
+    """
     parent, name = tree.clear(path)
     descriptor = os.open(
         name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=parent
@@ -128,10 +142,10 @@ def _write(
     with os.fdopen(descriptor, "wb") as target:
         source = opened.extractfile(member)
         if source is not None:
-            shutil.copyfileobj(source, target, 1 << 20)
+            shutil.copyfileobj(source, target, _CHUNK_BYTES)
         # Before the time is set: a later write would change it.
         target.flush()
-        # Without set-user-id, and not writable for others.
+        # Without set-user-id, and not writable for others; this user can read and write it.
         os.fchmod(descriptor, (member.mode & 0o755) | 0o600)
         # The archive may have any number as a time.
         with suppress(OSError, OverflowError, ValueError):
@@ -139,7 +153,7 @@ def _write(
 
 
 def _link(tree: _Tree, path: tuple[str, ...], source: tuple[str, ...]) -> None:
-    """Make a hard link to a file that was written before.
+    """Make a hard link to a file that was written before. Raises OSError.
 
     Args:
         tree: The directory.

@@ -205,7 +205,8 @@ class Attempt:
     def start_command(self, command: Command, when_ended: Callable[[int], None]) -> None:
         """Start the command that this host waits for, and report it to the guard.
 
-        If it cannot be started, that is reported as this host's failure, with ``command.status``.
+        If it cannot be started, that is reported as this host's failure, with ``command.status``,
+        and nothing is raised. Sets ``running.command`` and ``when_ended``.
 
         Args:
             command: The command.

@@ -68,11 +68,16 @@ class Loop:
     ) -> None:
         """Call a function that may never return in a thread, and take its result in the loop.
 
+        Returns at once.
+
         Args:
             look: The function, for example a read of a file system.
             seconds: Limit of the wait. A thread that has not returned by then is left alone.
             then: Called once, in the loop, with the result; with None if the function failed, has
                 not returned in time, or if no thread can be started.
+
+        Raises:
+            OSError: No pipe can be made.
         """
         # Imported late, because threads cost a start that needs none.
         from trainworks_launcher.contract.inspection import Inspection
@@ -103,9 +108,14 @@ class Loop:
         self.after(seconds, finish)
 
     def run(self) -> None:
-        """Call the callbacks of ready descriptors and passed times until ``stop``."""
+        """Call the callbacks of ready descriptors and passed times until ``stop``.
+
+        Blocks; without anything to do it sleeps. An exception of a callback ends the call, and is
+        raised.
+        """
         while not self._is_stopped():
             now = time.monotonic()
+            # A timer: its time (monotonic clock), a number, and its callback.
             while not self._is_stopped() and self._timers and self._timers[0][0] <= now:
                 heapq.heappop(self._timers)[2]()
             if self._is_stopped():
@@ -123,6 +133,7 @@ class Loop:
         self._stopped = True
 
     def _is_stopped(self) -> bool:
+        """Return whether ``stop`` was called: a method, because callbacks change the answer."""
         return self._stopped
 
     def close(self) -> None:

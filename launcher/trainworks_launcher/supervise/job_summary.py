@@ -25,10 +25,12 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 has samples, too.
 """
 
-_GPUS = 64
+_MAX_GPUS = 64
 """GPUs of a host that are read from a message."""
 
 _END_SECONDS = 0.2
+"""Limit of the wait for the end of the sampler after KILL."""
+
 _READ_BYTES = 65536
 _MINUTES, _HOURS = 600, 36000
 """Seconds from which a duration is shown in minutes, and in hours."""
@@ -65,7 +67,7 @@ def read_figures(message: Mapping[str, Json]) -> Figures:
     gpus = message.get("gpus")
     percents = []
     if isinstance(gpus, list):
-        percents = [min(100, max(0, number(percent))) for percent in gpus[:_GPUS]]
+        percents = [min(100, max(0, number(percent))) for percent in gpus[:_MAX_GPUS]]
     return Figures(
         first_output=_seconds(message.get("first_output")),
         restarts=max(0, number(message.get("restarts"))),
@@ -103,6 +105,7 @@ def line(took: float, hosts: Mapping[str, Figures | None]) -> str:
     if restarts:
         parts.append(_count(restarts, "restart"))
 
+    # The smallest: a host that only waits for another one shows no progress either.
     idle = min((row.idle for row in known if row.idle is not None), default=0.0)
     if idle:
         parts.append(f"{_duration(idle)} without progress")
@@ -188,6 +191,7 @@ class JobSummary:
         """
         with contextlib.suppress(OSError):
             words = (*program, f"{_FIRST_PAUSE:g}", f"{_LONGEST_PAUSE:g}", *visible)
+            # The end of its standard input tells the sampler that the launcher is gone.
             self._sampler = subprocess.Popen(
                 words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
             )

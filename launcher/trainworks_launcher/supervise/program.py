@@ -85,6 +85,7 @@ class Program:
         """
         attempt = self._attempt
         host, running, verdict = attempt.plan.host, attempt.running, attempt.verdict
+        # ``is_copy``: the command waits in its mpirun for the leader's copy of the program.
         if running.is_copy and attempt.phase < Phase.ENDING:
             # The copy of the program on the first host decides.
             return
@@ -105,6 +106,7 @@ class Program:
                 )
             self._report_success(Outcome(SUCCEEDED, 0, host, ""))
             return
+        # The end of a daemon of Ray may be the reason: it is waited for, in the loop.
         seconds = verdict.seconds_for_daemon(self._outcome_of(code))
         if seconds:
             attempt.loop.after(seconds, lambda: self._report_failure(code))
@@ -159,7 +161,11 @@ class Program:
 
 
 def _make_recorder_directories(plan: NodePlan) -> None:
-    """Make the directories of torch's flight recorder: torch does not make them itself."""
+    """Make the directories of torch's flight recorder: torch does not make them itself.
+
+    Nothing is made without the recorder's variables. A directory that cannot be made is left out:
+    the job can go on without its record.
+    """
     for name in names.RECORDER_FILES:
         if name in plan.env:
             try:

@@ -41,11 +41,14 @@ KIND = "tries"
 back from the leader.
 """
 
-_CAUSES = 20
-_CAUSE_CHARACTERS = 500
-_STEP_DIGITS = 16
+_MAX_CAUSES = 20
+_MAX_CAUSE_CHARACTERS = 500
+_MAX_STEP_DIGITS = 16
 _SAME_KILLS = 3
 """Restarts in a row that ended in the same kill without a step further: no further restart."""
+
+_NANOSECONDS = 1e9
+"""In a second."""
 
 _LONGEST_PAUSE_SECONDS = 60.0
 _CLEAN_UP_SECONDS = 5.0
@@ -106,9 +109,10 @@ class AttemptHistory:
         self._shared_memory: frozenset[shared_memory.Key] | None = None
 
     def judge(self, outcome: Outcome, *, started: bool) -> Outcome:
-        """Return the outcome of an attempt, with whether another attempt follows.
+        """Return the outcome of an attempt, with whether another attempt follows (``again``).
 
-        Sets ``pause``. Looks at the checkpoints, with a time limit.
+        Sets ``pause``. Looks at the checkpoints, with a time limit. Keeps the kind of the failure
+        and the state of the checkpoints for the next call.
 
         Args:
             outcome: The outcome.
@@ -117,6 +121,7 @@ class AttemptHistory:
         if not self._is_curable(outcome, started):
             return outcome._replace(again=False)
         state = self._read_saved_state()
+        # The failure before this one: (kind of the failure, state of the checkpoints).
         last, self._last = self._last, (outcome.kind_of_failure, state)
         if last is None or state != last[1]:
             # The first failure, or one after progress.
@@ -176,8 +181,8 @@ class AttemptHistory:
             self._began, self._ended = began, time.time()
             self._step = self._read_step(began)
             self._is_counted = False
-        cause = outcome.text.partition("\n")[0][:_CAUSE_CHARACTERS]
-        self.causes = (*self.causes, cause)[-_CAUSES:]
+        cause = outcome.text.partition("\n")[0][:_MAX_CAUSE_CHARACTERS]
+        self.causes = (*self.causes, cause)[-_MAX_CAUSES:]
         return f"starting again on every host ({self.restarts} of {self._limit}): {cause}"
 
     def _read_step(self, began: float) -> int:
@@ -193,12 +198,12 @@ class AttemptHistory:
             return -1
 
         def read() -> str:
-            if written_at(self._heartbeat) / 1e9 < began:
+            if written_at(self._heartbeat) / _NANOSECONDS < began:
                 return ""
             return text_of(self._heartbeat).strip()
 
         step = run_in_time(read, "")
-        if not step.isdecimal() or len(step) >= _STEP_DIGITS:
+        if not step.isdecimal() or len(step) >= _MAX_STEP_DIGITS:
             return -1
         return int(step)
 
@@ -272,11 +277,12 @@ class AttemptHistory:
         step, lost = message.get("step"), message.get("lost")
         if not isinstance(step, int):
             step = -1
+        # The number of restarts decides; of the same number, the later step.
         if (restarts, step) <= (self.restarts, self._step):
             return False
         if restarts > self.restarts:
             self.restarts = restarts
-            self.causes = tuple(texts(message.get("causes")))[-_CAUSES:]
+            self.causes = tuple(texts(message.get("causes")))[-_MAX_CAUSES:]
             self.lost = lost if isinstance(lost, int) else None
         self._step = step
         return True
@@ -290,10 +296,12 @@ class AttemptHistory:
             Its path, ``""`` for none, and when it was written, in seconds since 1970.
         """
         checkpoint = newest_complete(self._checkpoints) if self._checkpoints else ""
-        return checkpoint, written_at(checkpoint) / 1e9
+        return checkpoint, written_at(checkpoint) / _NANOSECONDS
 
     def resume(self, checkpoint: str, saved: float) -> tuple[Mapping[str, str], str]:
         """Count the lost steps of the last attempt, and describe where the next one goes on.
+
+        Adds to ``lost``, or sets it to None if a step is not known.
 
         Args:
             checkpoint: The checkpoint, as ``find_checkpoint`` returns it.

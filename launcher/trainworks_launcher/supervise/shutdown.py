@@ -68,10 +68,10 @@ class Stopping:
         # Not the same as ``attempt.stop_signal``: a signal may have come before the attempt.
         self._is_begun = False
         self._is_told_only = False  # another host was stopped, and this one got no signal
-        self._interrupts = 0
-        self._is_killing = False
+        self._interrupts = 0  # how often SIGINT came
+        self._is_killing = False  # ``kill`` was called
         self._stopped_starters = StoppedStarters()
-        self._has_sent_hold = False
+        self._has_sent_hold = False  # to the other hosts, once
 
     @property
     def leaves_time(self) -> bool:
@@ -100,6 +100,7 @@ class Stopping:
         """
         if number == signal.SIGINT:
             self._interrupts += 1
+        # From now on this host's own platform leaves the time.
         was_told_only, self._is_told_only = self._is_told_only, False
         if was_told_only:
             # The platform signals every container. The ranks have had theirs, by the other host.
@@ -248,8 +249,9 @@ class Stopping:
     def kill(self) -> None:
         """End the ranks and the command of this host with SIGKILL.
 
-        A starter first gets SIGTERM, and SIGKILL after ``names.FAILURE_GRACE_SECONDS``. A command
-        that has not ended ``names.KILL_LIMIT_SECONDS`` later is left behind.
+        A starter first gets SIGTERM, and SIGKILL after ``names.FAILURE_GRACE_SECONDS``; its ranks
+        get SIGKILL at once. A command that still runs ``names.KILL_LIMIT_SECONDS`` after this call
+        is left behind (``_abandon``). Returns at once.
         """
         self._is_killing = True
         # A stopped process does not handle SIGTERM.

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from trainworks_launcher.supervise.attempt import Attempt
 
 _LOOK_SECONDS = 0.5
+"""Seconds between two looks for ranks that have a handler now."""
 
 
 class SignalForwarding:
@@ -71,6 +72,7 @@ class SignalForwarding:
             self._attempt.log(
                 f"{name_of(number)}: passed on to process {', '.join(map(str, sent))}"
             )
+        # Without a number in ``_receivers`` the signal may come again.
         if ranks and receivers.issuperset(ranks):
             del self._receivers[number]
         else:

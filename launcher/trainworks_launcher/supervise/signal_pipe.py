@@ -19,7 +19,11 @@ class SignalPipe:
     """
 
     def __init__(self) -> None:
-        """Replace the handlers of stop signals, forwarded signals and SIGCHLD until ``close``."""
+        """Replace the handlers of stop signals, forwarded signals and SIGCHLD until ``close``.
+
+        Call this in the main thread: Python sets handlers only there. Raises OSError if no pipe can
+        be made.
+        """
         self.descriptor, self._sender = os.pipe()
         os.set_blocking(self.descriptor, False)
         os.set_blocking(self._sender, False)
@@ -39,7 +43,10 @@ class SignalPipe:
         return b""
 
     def close(self) -> bytes:
-        """Restore the earlier handlers, and return the signals that were not read, as ``read``."""
+        """Restore the earlier handlers, and return the signals that were not read, as ``read``.
+
+        The descriptor is closed; the loop must not watch it any more.
+        """
         for number, handler in self._earlier_handlers.items():
             signal.signal(number, handler)
         unread = self.read()

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from trainworks_launcher.supervise.processes.ranks import Rank
 
 _DRAIN_SECONDS = 0.7
+"""Limit of the wait for the rest of the ranks' output, after the end of the command."""
 
 
 def run_plan(
@@ -69,6 +70,7 @@ def run_plan(
     heartbeat = environment.variables.get(names.HEARTBEAT_FILE_VARIABLE, "").strip()
     history = AttemptHistory(plan, heartbeat)
     while True:
+        # Each turn is one attempt. An attempt without an outcome has met a defect of the launcher.
         outcome = _supervisor_of(plan, environment, refusal, history).run(stopped)
         if outcome is None:
             return names.EXIT_LAUNCHER
@@ -175,6 +177,9 @@ class Supervisor:
     # --- the attempt itself -----------------------------------------------------------------------
     def run(self, stopped: Sequence[int]) -> Outcome | None:
         """Run the attempt from its start to its end, and clean up, also after a defect.
+
+        Blocks until then. Replaces the signal handlers of this process for that time. Nothing is
+        raised: a defect is logged, and becomes the outcome.
 
         Args:
             stopped: Signals that came before this process had handlers, as numbers.
@@ -360,6 +365,7 @@ class Supervisor:
         """
         attempt = self._attempt
         is_again = attempt.phase > Phase.JOINING
+        # A phase never goes back.
         attempt.phase = max(attempt.phase, Phase.PREPARING)
         if self._refusal is not None:
             attempt.report(self._refusal)
@@ -492,9 +498,13 @@ class Supervisor:
         self._pass_on(numbers)
 
     def _pass_on(self, numbers: Sequence[int]) -> None:
-        """Pass on the signals to this container: stops to all hosts, others to the ranks."""
+        """Pass on the signals to this container: stops to all hosts, others to the ranks.
+
+        A stop signal is logged, and so are the hosts that have not joined yet.
+        """
         for number in STOP_SIGNALS:
             if number in numbers:
+                # Before the stop: afterwards no host is waited for.
                 self._attempt.role.name_missing()
                 self._stopping.from_platform(number)
                 self._attempt.role.stopping()
@@ -511,6 +521,7 @@ class Supervisor:
         If the command of this host has ended, its handler is called with its return code.
         """
         attempt, command = self._attempt, self._attempt.running.command
+        # First the children that others wait for: an ended one would hide the orphans behind it.
         has_ended = command is not None and command.has_just_ended()
         for part in reversed(attempt.parts):
             part.reap()

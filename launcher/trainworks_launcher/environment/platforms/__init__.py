@@ -25,6 +25,12 @@ from trainworks_launcher.contract.json_values import NOTHING, Json, without_brac
 from trainworks_launcher.environment import cluster_hosts
 from trainworks_launcher.environment.resource_config import Hosts, read_hosts
 
+_GPU_DIGITS = 9
+"""Digits of the largest number of a GPU that is read."""
+
+_START_DIGITS = 9
+"""Digits of a number of starts that are read, the last ones."""
+
 
 class Platform(NamedTuple):
     """A row of PLATFORMS: how a platform is recognised.
@@ -56,7 +62,8 @@ class Platform(NamedTuple):
         value = variables.get(self.starts, "")
         if not value.isdecimal():
             return 0
-        starts = int(value[-9:])  # Python refuses to convert a text of very many digits
+        # Python refuses to convert a text of very many digits. No job was started so often.
+        starts = int(value[-_START_DIGITS:])
         return max(0, starts - self.first_start)
 
 
@@ -373,7 +380,10 @@ def describe(sources: Sources) -> Description:
 
 
 def _described(sources: Sources, recognised: Sequence[tuple[Platform, str]]) -> Description:
-    """Return the description of the first recognised platform, with its problems."""
+    """Return the description of the first recognised platform, with its problems.
+
+    recognised: at least one platform, each with the mark that recognised it (``recognise``).
+    """
     (row, mark), *others = recognised
     description = _read(sources, row)
 
@@ -385,6 +395,7 @@ def _described(sources: Sources, recognised: Sequence[tuple[Platform, str]]) -> 
     if description.why != NONE.why:
         why += f"; {description.why}"
 
+    # One kind of problem at a time: the later checks need what the earlier ones have found right.
     problems = description.problems
     if not problems:
         problems = _check_addresses(sources, description)
@@ -400,7 +411,10 @@ def _described(sources: Sources, recognised: Sequence[tuple[Platform, str]]) -> 
 
 
 def _read(sources: Sources, row: Platform) -> Description:
-    """Call the platform's ``describe``, in a file of its own or in ``simple.py``."""
+    """Call the platform's ``describe``, in a file of its own or in ``simple.py``.
+
+    Imports that file.
+    """
     read: Callable[[Sources], Description]
     if row.in_rows:
         read = import_module(f"{__name__}.simple").ROWS[row.name]
@@ -456,11 +470,13 @@ def _check_counts(
         description: Its description.
         others: The other recognised platforms, each with its mark.
     """
+    # A platform with several hosts has found them all.
     if row.name in _DECIDES_ALONE or _count_of(description) > 1 or description.served:
         return ()
     if description.tasks is not None or description.ranks_elsewhere:
         return ()
     for other, mark in others:
+        # A count among the platform's own variables was read with them.
         if other.name == "several" and _is_own(mark, row):
             continue
         second = _read(sources, other)
@@ -490,7 +506,7 @@ def _check_counts(
 
 
 def _count_of(description: Description) -> int:
-    """Return the number of the job's hosts."""
+    """Return the number of the job's hosts; 1 for a job of this one host, without a list."""
     return max(1, len(description.hosts.names))
 
 
@@ -509,8 +525,8 @@ def _is_own(name: str, row: Platform) -> bool:
 def visible_gpus(variables: Mapping[str, str], count: int | None = None) -> tuple[str, ...] | None:
     """Return the entries of CUDA_VISIBLE_DEVICES: numbers or UUIDs of GPUs, as ``("0", "3")``.
 
-    None if the variable is not set. Source: CUDA programming guide, environment variables: devices
-    after an entry that is not valid are not visible.
+    None if the variable is not set; ``()`` if it hides every GPU. Source: CUDA programming guide,
+    environment variables: devices after an entry that is not valid are not visible.
 
     Args:
         variables: The process's environment.
@@ -521,7 +537,7 @@ def visible_gpus(variables: Mapping[str, str], count: int | None = None) -> tupl
         return None
     visible: list[str] = []
     for entry in map(str.strip, value.split(",")):
-        is_number = entry.isdecimal() and len(entry) < 10
+        is_number = entry.isdecimal() and len(entry) <= _GPU_DIGITS
         exists = is_number and (count is None or int(entry) < count)
         is_uuid = entry.startswith(("GPU-", "MIG-"))
         if not exists and not is_uuid:

@@ -24,7 +24,11 @@ _ADVICE = (
 
 
 def describe(sources: Sources) -> Description:
-    """Return the nodes by their labels ``node-0``, ``node-1``."""
+    """Return the nodes by their labels ``node-0``, ``node-1``, or this host alone.
+
+    If Azure has started this process as one of several ranks, ``ranks_elsewhere`` says so. Nothing
+    is raised: ``problems`` has the variables that are missing or wrong.
+    """
     reader = Reader(sources.variables, "Azure Machine Learning", _ADVICE)
     count = reader.integer("AZUREML_NODE_COUNT", least=1)
     world = reader.optional("WORLD_SIZE")

@@ -16,7 +16,11 @@ _ADVICE = "Batch sets them in every node of a multi-node parallel job: do not se
 
 
 def describe(sources: Sources) -> Description:
-    """Return the nodes, the main node first."""
+    """Return the nodes, the main node first, by labels such as ``node-0``.
+
+    On the main node this host's own address is looked up. Nothing is raised: ``problems`` has what
+    is missing or wrong.
+    """
     reader = Reader(sources.variables, "AWS Batch", _ADVICE)
     count = reader.integer("AWS_BATCH_JOB_NUM_NODES", least=1)
     index = reader.index("AWS_BATCH_JOB_NODE_INDEX", count=count)

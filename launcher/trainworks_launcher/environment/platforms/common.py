@@ -13,7 +13,7 @@ from trainworks_launcher.contract.json_values import Json, without_brackets
 from trainworks_launcher.environment.cluster_hosts import is_host_name
 from trainworks_launcher.environment.platforms import Description, Sources
 
-_SHOWN = 16
+_MAX_SHOWN = 16
 """Hosts of a list, or characters of a number, that a message shows."""
 
 _NODES_LIMIT = 65536
@@ -50,7 +50,8 @@ class Reader:
     def address(self, name: str) -> str:
         """Return the leader's address, for example ``10.0.0.4``, in a job of several hosts.
 
-        Note a problem if the other hosts cannot reach it (``why_no_leader``).
+        ``""`` if the variable is not set, which is noted. Note a problem if the other hosts cannot
+        reach the address (``why_no_leader``); it is returned nevertheless.
         """
         address = without_brackets(self.text(name))
         if not address:
@@ -84,19 +85,23 @@ class Reader:
     def integer(self, *aliases: str, least: int = 0, most: int | None = None) -> int:
         """Return the value of the first variable that is set, as an integer.
 
-        ``least`` if the variable is missing or wrong.
+        ``least`` if the variable is missing or wrong, which is noted. most: largest number; None:
+        _NODES_LIMIT.
         """
         value = self.text(*aliases)
         return self.number(value, aliases[0], least=least, most=most)
 
     def index(self, *aliases: str, count: int) -> int:
-        """Return the index of one of ``count`` hosts or ranks, from 0."""
+        """Return the index of one of ``count`` hosts or ranks, from 0.
+
+        0 if the variable is missing or wrong, which is noted.
+        """
         # A count that is itself missing or wrong is no limit.
         most = None if self.problems else count - 1
         return self.integer(*aliases, most=most)
 
     def number(self, value: str, name: str, least: int = 0, most: int | None = None) -> int:
-        """Return a variable's value, or a part of it, as an integer.
+        """Return a variable's value, or a part of it, as an integer. A wrong one is noted.
 
         Args:
             value: Text of the number; ``""`` if the variable is missing, which ``text`` has noted.
@@ -112,12 +117,13 @@ class Reader:
             return int(value)
 
         shown = value
-        if len(value) > _SHOWN:
-            shown = f"{value[:_SHOWN]}..."
+        if len(value) > _MAX_SHOWN:
+            shown = f"{value[:_MAX_SHOWN]}..."
         if most is not None:
             possible = f"from {least} to {most}"
         else:
             possible = f"of at least {least}"
+            # A number other than 0 is wrong because it is too large.
             if value.isdecimal() and value.strip("0"):
                 possible += " that a job can have"
         self.refuse(f"{shown!r} is not a whole number {possible}", name)
@@ -215,8 +221,8 @@ def describe_one_host(title: str, where: str, words: Iterable[str], advice: str)
         return Description(where=where)
     if hosts:
         mistake = f"{title} gave the job {len(hosts)} hosts"
-        example = ",".join(hosts[:_SHOWN])
-        if len(hosts) > _SHOWN:
+        example = ",".join(hosts[:_MAX_SHOWN])
+        if len(hosts) > _MAX_SHOWN:
             example += ",..."
     else:
         mistake = f"{where} does not say which hosts the job has"
@@ -312,9 +318,12 @@ def expand_nodes(listed: str) -> tuple[str, ...]:
     ('gpu08', 'gpu09', 'gpu10', 'login', 'r1n0', 'r1n2', 'r2n0', 'r2n2')
     """
     nodes: list[str] = []
+    # Words are separated by commas outside of brackets. A comma is a word, and so is a bracket
+    # without its counterpart.
     for word in re.findall(r"(?:\[[^\[\]]*\]|[^,\[\]])+|[\[\],]", listed.replace(" ", "")):
         if word == ",":
             continue
+        # Pairs of (text in brackets, plain text), of which one is empty.
         parts = re.findall(r"\[([^\[\]]*)\]|([^\[\]]+)", word)
         if not parts or word in "[]":
             raise ValueError(f"{listed!r} is not a list of nodes")
@@ -342,6 +351,9 @@ def _expand_bracket(bracket: str, listed: str) -> Iterator[str]:
     Args:
         bracket: Text between the brackets.
         listed: The list that has the bracket, for the error.
+
+    Raises:
+        ValueError: An entry is not a number or a range, or a range is too long.
     """
     for entry in bracket.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", entry)

@@ -49,9 +49,11 @@ WORLD_SIZE mostly counts processes, not hosts.
 
 
 def describe(sources: Sources) -> Description:
-    """Return the hosts by their labels: ``node-0``, ``node-1``.
+    """Return the hosts by their labels: ``node-0``, ``node-1``, or this host alone.
 
-    No host name is known; only the leader's address has to lead to a host.
+    No host name is known; only the leader's address has to lead to a host. If another program has
+    started this process as one of several ranks, ``ranks_elsewhere`` says so. Nothing is raised:
+    ``problems`` has the variables that are missing, wrong or contradictory.
     """
     variables = sources.variables
     reader = Reader(variables, "the environment", _ADVICE)
@@ -103,7 +105,10 @@ def describe(sources: Sources) -> Description:
 
 
 def _find_count(variables: Mapping[str, str]) -> str:
-    """Return the variable with the number of hosts: NNODES, NUM_NODES or WORLD_SIZE."""
+    """Return the variable with the number of hosts: NNODES, NUM_NODES or WORLD_SIZE.
+
+    The variable may be missing. The reader then notes the one that should be set.
+    """
     for name in ("NNODES", "NUM_NODES"):
         if name in variables:
             return name
@@ -137,6 +142,7 @@ def _refuse_ambiguous_world_size(reader: Reader) -> None:
     """Note a problem if WORLD_SIZE may count processes: WORLD_SIZE=16 with NPROC_PER_NODE=8."""
     world_text, per_host_text = reader.optional("WORLD_SIZE"), reader.optional(*_PER_HOST)
     world, per_host = read_number(world_text), read_number(per_host_text)
+    # A number that is no multiple cannot count processes.
     if per_host < 2 or world == 0 or world % per_host:
         return
     problem = (

@@ -14,7 +14,10 @@ _ADVICE = "start it with flux run, which sets them for every task: do not set or
 
 
 def describe(sources: Sources) -> Description:
-    """Return the node of the job, with its tasks; a problem if the job has several nodes."""
+    """Return the node of the job, with its tasks; a problem if the job has several nodes.
+
+    A job of one task has no ``tasks``: the launcher starts its ranks. Nothing is raised.
+    """
     reader = Reader(sources.variables, "Flux", _ADVICE)
     nodes = reader.integer("FLUX_JOB_NNODES", least=1)
     size = reader.integer("FLUX_JOB_SIZE", least=1)

@@ -20,7 +20,7 @@ def describe(sources: Sources) -> Description:
     """Return the hosts of TRAINWORKS_HOSTS.
 
     TRAINWORKS_HOST may be missing if the completion index or the kernel's host name tells the
-    host's own name.
+    host's own name. Nothing is raised: ``problems`` has the variables that are missing or wrong.
     """
     advice = (
         f"set {names.HOSTS_VARIABLE}=a,b to the same list on every host, and {names.HOST_VARIABLE}"

@@ -26,7 +26,10 @@ _ELASTIC = "let minReplicas and maxReplicas be the same, or leave elasticPolicy 
 
 
 def describe(sources: Sources) -> Description:
-    """Return the pods by the operator's names. Only the leader's name has to resolve."""
+    """Return the pods by the operator's names. Only the leader's name has to resolve.
+
+    Nothing is raised: ``problems`` has the variables that are missing or wrong.
+    """
     reader = Reader(sources.variables, "Kubeflow", _ADVICE)
     nodes = reader.text("PET_NNODES")  # 4, or 2:4 with elasticPolicy
     fewest, _, most = nodes.partition(":")
@@ -58,6 +61,7 @@ def describe(sources: Sources) -> Description:
         reader.refuse("the launcher starts ranks again itself", "PET_MAX_RESTARTS", advice=advice)
     processes = 0
     per_node = reader.optional("PET_NPROC_PER_NODE")
+    # torchrun's words for one process per GPU, which is the launcher's default, too.
     if per_node not in ("", "auto", "gpu"):
         processes = reader.number(per_node, "PET_NPROC_PER_NODE", least=1)
     if reader.problems:

@@ -31,7 +31,10 @@ _MPIRUN_READS = (
 
 
 def describe(sources: Sources) -> Description:
-    """Return the workers of the hostfile, and this pod unless the hostfile has its name."""
+    """Return the workers of the hostfile, and this pod unless the hostfile has its name.
+
+    Reads the hostfile. Nothing is raised: ``problems`` has what is missing or wrong.
+    """
     reader = Reader(sources.variables, "an MPIJob", _ADVICE)
     if reader.optional(_ROLE) == "worker":
         reader.refuse("a worker serves ssh, and the launcher pod starts the job", _ROLE)

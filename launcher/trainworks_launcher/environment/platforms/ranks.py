@@ -18,17 +18,17 @@ from trainworks_launcher.contract.json_values import decode, mapping
 from trainworks_launcher.environment.platforms import Description, Sources
 from trainworks_launcher.environment.platforms.common import RENDEZVOUS
 
-_SIZES = ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE")
-_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "ALPS_APP_PE", "HOROVOD_RANK")
-_TORCHRUN = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RUN_ID")
-_TENSORFLOW = "TF_CONFIG"
+_SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE")
+_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "ALPS_APP_PE", "HOROVOD_RANK")
+_TORCHRUN_VARIABLES = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RUN_ID")
+_TENSORFLOW_VARIABLE = "TF_CONFIG"
 
 
 def describe(sources: Sources) -> Description:
     """Return a job of this one process, with the variable that counts the other ranks."""
     where = "the environment"
-    if _TENSORFLOW in sources.variables:
-        where = _TENSORFLOW
+    if _TENSORFLOW_VARIABLE in sources.variables:
+        where = _TENSORFLOW_VARIABLE
     elsewhere = find_other_ranks(sources.variables)
     return Description(where=where, ranks_elsewhere=elsewhere, kept=RENDEZVOUS)
 
@@ -38,18 +38,19 @@ def find_other_ranks(variables: Mapping[str, str]) -> str:
 
     ``""`` if there is no such variable.
     """
-    sizes = [name for name in _SIZES if name in variables]
-    if any(name in variables for name in _TORCHRUN):
+    sizes = [name for name in _SIZE_VARIABLES if name in variables]
+    if any(name in variables for name in _TORCHRUN_VARIABLES):
         sizes += [name for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE") if name in variables]
     for name in sizes:
         if variables[name].strip() != "1":
             return f"{name}={variables[name]}"
+    # A rank without a number of ranks is one of several, as far as is known.
     if not sizes:
-        for name in (*_RANKS, *_TORCHRUN):
+        for name in (*_RANK_VARIABLES, *_TORCHRUN_VARIABLES):
             if name in variables:
                 return f"{name}={variables[name]}"
-    if _TENSORFLOW in variables and count_tasks(variables[_TENSORFLOW]) != 1:
-        return _TENSORFLOW
+    if _TENSORFLOW_VARIABLE in variables and count_tasks(variables[_TENSORFLOW_VARIABLE]) != 1:
+        return _TENSORFLOW_VARIABLE
     return ""
 
 

@@ -38,6 +38,7 @@ _ON_EACH_HOST = "start train once on each host, for example with"
 
 
 def _dstack(sources: Sources) -> Description:
+    """Return the nodes of a task of dstack, the first one as the leader."""
     return describe_by_addresses(
         sources,
         "dstack",
@@ -53,6 +54,7 @@ def _dstack(sources: Sources) -> Description:
 
 
 def _skypilot(sources: Sources) -> Description:
+    """Return the nodes of a task of SkyPilot, the first one as the leader."""
     return describe_by_addresses(
         sources,
         "SkyPilot",
@@ -68,12 +70,15 @@ def _skypilot(sources: Sources) -> Description:
 
 
 def _lsf(sources: Sources) -> Description:
+    """Return a job of LSF with one host; a problem for several hosts, or if none is named."""
     variables = sources.variables
-    hosts = variables.get("LSB_MCPU_HOSTS", "").split()[::2]  # hostA 8 hostB 8
+    # Hosts and numbers of slots in turn: hostA 8 hostB 8.
+    hosts = variables.get("LSB_MCPU_HOSTS", "").split()[::2]
     if not hosts:
         hosts = variables.get("LSB_HOSTS", "").split()
     if not hosts:
         hosts = sources.read(variables.get("LSB_DJOB_HOSTFILE", "")).split()
+    # An index of 0 means that the job is not one of an array.
     ids = [variables.get(name, "").strip() for name in ("LSB_JOBID", "LSB_JOBINDEX")]
     job_id = "_".join(part for part in ids if part not in ("", "0"))
     description = describe_one_host("LSF", "LSB_MCPU_HOSTS", hosts, f"{_ON_EACH_HOST} blaunch")
@@ -81,6 +86,7 @@ def _lsf(sources: Sources) -> Description:
 
 
 def _pbs(sources: Sources) -> Description:
+    """Return a job of PBS with one host; a problem for several hosts, or if none is named."""
     variables = sources.variables
     hosts = sources.read(variables.get("PBS_NODEFILE", "")).split()
     if not hosts and variables.get("PBS_NUM_NODES", "").strip() == "1":
@@ -90,6 +96,7 @@ def _pbs(sources: Sources) -> Description:
 
 
 def _oar(sources: Sources) -> Description:
+    """Return a job of OAR with one host; a problem for several hosts, or if none is named."""
     variables = sources.variables
     path = variables.get("OAR_NODEFILE", "") or variables.get("OAR_NODE_FILE", "")
     hosts = sources.read(path).split()  # a line for each core
@@ -98,7 +105,11 @@ def _oar(sources: Sources) -> Description:
 
 
 def _named_by_a_person(title: str, advice: str) -> Callable[[Sources], Description]:
-    """Return a ``describe`` that asks for TRAINWORKS_HOSTS, because the platform has no list."""
+    """Return a ``describe`` that asks for TRAINWORKS_HOSTS, because the platform has no list.
+
+    Without that variable the description has a problem. With it the platform ``hosts`` counts,
+    which is earlier in the order.
+    """
 
     def describe(sources: Sources) -> Description:
         reader = Reader(sources.variables, title, advice)
@@ -141,7 +152,10 @@ _COUNTS: Mapping[str, str] = MappingProxyType(
 
 
 def _counted(sources: Sources) -> Description:
-    """Return a job of this one host; of several hosts only if other variables name the hosts."""
+    """Return a job of this one host; of several hosts only if other variables name the hosts.
+
+    Otherwise ``problems`` has the variable that says that there are several.
+    """
     counts = [name for name in _COUNTS if name in sources.variables]
     above_one = [name for name in counts if _count_in(name, sources.variables[name]) != 1]
     if not above_one:
@@ -194,6 +208,7 @@ def _several(sources: Sources) -> Description:
 
 
 def _refuse_pair(pair: cluster_hosts.Pair) -> Description:
+    """Return a description with the problem of a count and an index, without the leader."""
     count, index = pair.names
     problem = f"{pair} say that this is one of several processes, and not where the first one is"
     advice = (
@@ -205,7 +220,8 @@ def _refuse_pair(pair: cluster_hosts.Pair) -> Description:
 
 
 def _refuse_list(listed: cluster_hosts.HostList) -> Description:
-    shown = ",".join(listed.hosts[:_SHOWN])
+    """Return a description with the problem of a list in which this host's place is not known."""
+    shown = ",".join(listed.hosts[:_MAX_SHOWN_HOSTS])
     problem = f"{listed.name} names {len(listed.hosts)} hosts, and not how train is started on them"
     advice = (
         f"start train once on each of them with {names.HOSTS_VARIABLE}={shown} and"
@@ -216,7 +232,7 @@ def _refuse_list(listed: cluster_hosts.HostList) -> Description:
     )
 
 
-_SHOWN = 16
+_MAX_SHOWN_HOSTS = 16
 """Hosts of a list in a message."""
 
 _TO_ITSELF = f"{names.HOSTS_VARIABLE} and {names.HOST_VARIABLE} to its name"

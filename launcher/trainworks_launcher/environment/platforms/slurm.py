@@ -46,7 +46,10 @@ instead of mpirun's.
 
 
 def describe(sources: Sources) -> Description:
-    """Return the nodes of the job step. A batch script of one node counts as a step of one task."""
+    """Return the nodes of the job step. A batch script of one node counts as a step of one task.
+
+    Nothing is raised: ``problems`` has the variables that are missing, wrong or contradictory.
+    """
     reader = Reader(sources.variables, "Slurm", _ADVICE)
     job = reader.integer("SLURM_JOB_ID", "SLURM_JOBID")
     components = reader.optional("SLURM_HET_SIZE", "SLURM_PACK_SIZE")
@@ -122,6 +125,7 @@ def _described(
     if step not in ("", "0"):
         job_id += f".{step}"
     gpus = None
+    # Not set in a job that asks for no GPUs: then the container's devices decide.
     on_node = reader.optional("SLURM_GPUS_ON_NODE")
     if on_node.isdecimal():
         gpus = int(on_node)
@@ -130,6 +134,7 @@ def _described(
         where=where,
         gpus=gpus,
         tasks=tasks,
+        # Half of the range apart: two jobs with near ids do not take each other's ports.
         control_port=_FIRST_PORT + (number + _PORTS // 2) % _PORTS,
         master_port=_FIRST_PORT + number % _PORTS,
         job_id=job_id,

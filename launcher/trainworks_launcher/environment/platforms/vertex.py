@@ -19,7 +19,10 @@ _POOLS = ("workerpool0", "workerpool1")
 
 
 def describe(sources: Sources) -> Description:
-    """Return the hosts of the pools, without their ports."""
+    """Return the hosts of the pools, without their ports; the first one is the leader.
+
+    Nothing is raised: ``problems`` has what is missing or wrong in CLUSTER_SPEC.
+    """
     reader = Reader(sources.variables, "Vertex AI", _ADVICE)
     spec = reader.text("CLUSTER_SPEC")
     if not spec:

@@ -24,12 +24,14 @@ _LEADER, _OTHERS = "MASTER", "WORKER"
 def describe(sources: Sources) -> Description:
     """Return the pods, the master's first.
 
-    This pod is found by its host name, else by its index if the job has one task.
+    This pod is found by its host name, else by its index if the job has one task. Nothing is
+    raised: ``problems`` has the variables that are missing or wrong.
     """
     variables = sources.variables
     reader = Reader(variables, "Volcano", _ADVICE)
     hosts_of = _read_tasks(reader, variables)
     hosts: list[str] = []
+    # False is less than True: the master's task comes first.
     for task in sorted(hosts_of, key=lambda task: task != _LEADER):
         hosts += hosts_of[task]
     where = [f"VC_{task}_HOSTS" for task in hosts_of]
@@ -64,7 +66,8 @@ def _read_tasks(reader: Reader, variables: Mapping[str, str]) -> Mapping[str, Se
         if match:
             tasks.add(match.group(1))
     hosts_of: dict[str, list[str]] = {}
-    for task in sorted(tasks) or ["WORKER"]:
+    # Without any such variable the reader notes VC_WORKER_HOSTS as missing.
+    for task in sorted(tasks) or [_OTHERS]:
         listed = reader.text(f"VC_{task}_HOSTS")
         number = reader.optional(f"VC_{task}_NUM")
         if not listed:

@@ -20,7 +20,8 @@ from trainworks_launcher.plan.plan import NodePlan, Reason
 def planner(mode: str) -> Callable[[Job], NodePlan]:
     """Return the function ``plan`` of a mode's file, such as torch_distributed.py.
 
-    Only this file is imported, which saves time at the start.
+    Only this file is imported, which saves time at the start. Raises KeyError for a mode that is
+    not a key of ``MODES``.
     """
     module = import_module(f"{__name__}.{MODES[mode].file}")
     plan: Callable[[Job], NodePlan] = module.plan
@@ -61,6 +62,8 @@ def plan_host(job: Job) -> NodePlan:
         left_out.append(_PYTHON_HOME)
         warnings.append(home_warning)
 
+    # Beginnings of names of the platform's variables that would mislead mpirun or torchrun, or the
+    # ranks that mpirun starts.
     hidden = (*plan.hidden, *platform.hidden.get(plan.ranks_by, ()))
     hidden_from_ranks: tuple[str, ...] = ()
     if plan.ranks_by == "mpirun":

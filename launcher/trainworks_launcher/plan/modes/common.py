@@ -113,7 +113,10 @@ def warn_of_library(job: Job, mode: str = "") -> tuple[str, ...]:
 
 
 def warn_without_gpu(job: Job) -> tuple[str, ...]:
-    """Return a warning for a script of smp or smddp on hosts without GPUs; else ``()``."""
+    """Return a warning for a script of smp or smddp on hosts without GPUs; else ``()``.
+
+    Neuron cores count as GPUs, and so does the emulation that the job switches on.
+    """
     instance_type = job.placement.instance_type
     row = job.environment.manifest.instances.get(instance_type, Instance())
     gpus = job.environment.devices.gpus or row.gpus
@@ -139,6 +142,7 @@ def missing_package(job: Job, packages: tuple[str, ...]) -> list[Problem]:
     code = job.program.code
     if any(name in components for name in packages):
         return []
+    # Code that is not fetched yet may have a requirements.txt.
     if code.remote or code.requirements in code.entries:
         return []
     alternatives = " or ".join(packages)
@@ -162,15 +166,19 @@ def own_process(
 
     Args:
         job: The job.
-        command: The command line.
+        command: The command line; empty on a host that runs only auxiliaries.
         choices: Reasons of the mode for this command.
         rows: Variables of the mode.
         warnings: Warnings of the mode.
+
+    Raises:
+        RefusalError: A variable is longer than the kernel takes.
     """
     network, network_why = network_variables(job)
     mode_variables, mode_why = variables(job, rows)
     argv = words_of(command)
     needs: tuple[str, ...] = ()
+    # A relative program is in the user's code, which may not have been fetched yet.
     if argv and argv[0].startswith("/"):
         needs = (argv[0],)
     return NodePlan(
@@ -193,7 +201,7 @@ def own_process(
 def programs_of_mode(job: Job) -> Mapping[str, str]:
     """Return name -> absolute path of the programs of the mode, such as torchrun.
 
-    All of them exist, because placement.py refuses a job without them.
+    All of them exist, because placement.py refuses a job without them. Raises KeyError otherwise.
     """
     placement = job.placement
     required = MODES[placement.mode].programs_for(placement.has_ssh_workers)

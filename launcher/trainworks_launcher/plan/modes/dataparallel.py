@@ -16,25 +16,30 @@ from trainworks_launcher.plan.modes.common import Variable
 from trainworks_launcher.plan.modes.mpi import plan_ranks
 from trainworks_launcher.plan.plan import NodePlan, Reason
 
-_START = "smddprun"
+_SMDDPRUN = "smddprun"
 
 
 def plan(job: Job) -> NodePlan:
     """Plan the job's host. Raises RefusalError for contradictory options."""
     before: list[Reason] = []
-    smddprun = job.environment.programs.get(_START)
+    smddprun = job.environment.programs.get(_SMDDPRUN)
     if smddprun is not None:
         why = "smddp's own start of a rank, with its variables"
-        before.append(Reason(_START, why, Origin.IMAGE, (smddprun,)))
+        before.append(Reason(_SMDDPRUN, why, Origin.IMAGE, (smddprun,)))
     warnings = (*common.warn_of_library(job), *common.warn_without_gpu(job))
     return plan_ranks(job, _variables(job), before, warnings)
 
 
 def _variables(job: Job) -> list[Variable]:
-    """Return the variables that smddp reads."""
+    """Return the variables that smddp reads; one for a single host, four for several hosts.
+
+    ``ours`` marks a variable that replaces the container's value. The port yields to it: the user
+    may choose another one.
+    """
     if len(job.placement.distribution_hosts) == 1:
         return [Variable("SMDATAPARALLEL_USE_SINGLENODE", "1", "smddp on one host", ours=True)]
     placement = job.placement
+    # The SDK's hyperparameter comes before the platform's file.
     instance_type = job.environment.reserved.text(names.INSTANCE_TYPE) or placement.instance_type
     address, port = placement.leader_address, str(names.DATA_PARALLEL_PORT)
     hosts_why = "smddp over several hosts of one kind"

@@ -17,7 +17,7 @@ from trainworks_launcher.plan.modes.common import Variable
 from trainworks_launcher.plan.modes.mpi import plan_ranks
 from trainworks_launcher.plan.plan import NodePlan, Reason
 
-_SET_UP = "smddpmprun"
+_SMDDPMPRUN = "smddpmprun"
 
 
 def plan(job: Job) -> NodePlan:
@@ -34,9 +34,12 @@ def plan(job: Job) -> NodePlan:
     before: list[Reason] = []
     parameters, _ = model_parallel.parameters(environment.hyperparameters, environment.variables)
     backend = mapping(parameters).get("ddp_dist_backend", "auto")
-    smddpmprun = environment.programs.get(_SET_UP)
+    smddpmprun = environment.programs.get(_SMDDPMPRUN)
+    # Another back end is the user's choice: smddp then takes no part.
     if backend == "auto" and smddpmprun is not None:
         words = (smddpmprun, "-i", job.placement.instance_type, "--allow-bypass")
-        before.append(Reason(_SET_UP, "smddp's own start of a rank under smp", Origin.IMAGE, words))
+        before.append(
+            Reason(_SMDDPMPRUN, "smddp's own start of a rank under smp", Origin.IMAGE, words)
+        )
     warnings = (*common.warn_of_library(job), *common.warn_without_gpu(job))
     return plan_ranks(job, rows, before, warnings)

@@ -51,8 +51,14 @@ _UNKNOWN_VERSION = ""
 Open MPI 5 still accepts.
 """
 
+_AGENTS_AT_ONCE = 32
+"""Number of hosts that mpirun contacts at the same time through their launchers."""
+
+_SSH_CLIENTS_AT_ONCE = 128
+"""The least limit of ssh clients at the same time: the default of Open MPI."""
+
 _INTERFACE_VARIABLE = "OMPI_MCA_btl_tcp_if_include"
-_INTERFACES = frozenset(("btl_tcp_if_include", "btl_tcp_if_exclude"))
+_INTERFACE_PARAMETERS = frozenset(("btl_tcp_if_include", "btl_tcp_if_exclude"))
 
 _NOT_HANDED_ON = frozenset((names.HOSTNAME_VARIABLE, "LD_PRELOAD", "HOME"))
 """Variables with the launcher's own value, besides HOST_SPECIFIC: not for ranks of other hosts."""
@@ -77,9 +83,14 @@ def plan_ranks(
         before: Words between rank.py and the user's program, such as smddprun.
         warnings: Warnings of the mode.
 
+    Returns:
+        The plan. It has no command line on a host where mpirun of the leader starts the ranks.
+
     Raises:
-        RefusalError: The user's options contradict each other.
+        RefusalError: The user's options contradict each other, or requirements would be missing on
+            hosts without a launcher.
     """
+    # Whether the workers only serve ssh, without a launcher of their own.
     has_ssh_workers = job.placement.has_ssh_workers
     programs = common.programs_of_mode(job)
     network, network_why = network_variables(job)
@@ -176,7 +187,7 @@ def _interface_variable(job: Job, user: UserOptions, dialect: Dialect) -> tuple[
     if is_chosen_by_platform or len(interfaces) < 2:
         return ()
     user_parameters = {dialect.canonical(parameter.name) for parameter in user.parameters}
-    for name in _INTERFACES:
+    for name in _INTERFACE_PARAMETERS:
         if name in user_parameters or f"OMPI_MCA_{name}" in job.inherited:
             return ()
     why = "MPI's traffic uses the interface of this host that reaches the others, and no other one"
@@ -184,14 +195,24 @@ def _interface_variable(job: Job, user: UserOptions, dialect: Dialect) -> tuple[
 
 
 def _rank_wrapper(job: Job, exports: Mapping[str, Reason]) -> Reason:
-    """Return the command line of rank.py.
+    """Return the words that start rank.py, which stands before the user's program, with a reason.
+
+    A ``Reason`` holds the words of one part of mpirun's command line (``words``) and why they are
+    there, for ``train --plan``.
+
+    rank.py reads the environment file that the launcher of its host wrote, and replaces the
+    variables that mpirun brought from the leader. ``--keep NAME,NAME`` lists variables that it
+    leaves as mpirun brought them. ``--size`` is the number of ranks of the job.
 
     Args:
         job: The job.
-        exports: The variables of the user's ``-x``, which the host's own values do not replace.
+        exports: Variable of the user's ``-x`` -> its words for mpirun. The host's own values do not
+            replace these variables.
     """
     size = ("--size", str(job.placement.processes))
     if job.placement.has_ssh_workers:
+        # The platform's workers only serve ssh: no launcher wrote an environment file there, so
+        # that there is nothing to keep.
         return common.rank_wrapper(job, "refuses a job with fewer ranks than planned", size)
     why = "gives each rank the environment of its own host"
     return common.rank_wrapper(job, why, (*size, "--keep", ",".join(exports)))
@@ -204,7 +225,7 @@ def _handed_on(env: Mapping[str, str], exports: Mapping[str, Reason]) -> Reason:
 
     Args:
         env: The variables of the plan.
-        exports: The variables of the user's ``-x``.
+        exports: Variable of the user's ``-x`` -> its words. They are in the command line already.
     """
     words: list[str] = []
     for name in sorted(env.keys() - exports.keys() - HOST_SPECIFIC - _NOT_HANDED_ON):
@@ -214,7 +235,10 @@ def _handed_on(env: Mapping[str, str], exports: Mapping[str, Reason]) -> Reason:
 
 
 def _parameters(job: Job, dialect: Dialect) -> tuple[Setting, ...]:
-    """Return the launcher's MCA parameters, by the names of the installed Open MPI."""
+    """Return the launcher's MCA parameters, by the names of the installed Open MPI.
+
+    A job in which mpirun reaches no other host has only those of any job.
+    """
     settings = _parameters_of_any_job(dialect)
     if not _reaches_hosts(job):
         return tuple(settings)
@@ -248,6 +272,7 @@ def _has_domain(host: str) -> bool:
 
 
 def _parameters_of_any_job(dialect: Dialect) -> list[Setting]:
+    """Return the parameters that every job has. Some have no counterpart in Open MPI 5."""
     pml_why = "plain point-to-point messages; NCCL has its own way to the fabric"
     copy_why = "a container may not read another process's memory, and each try is logged"
     btl_why = "without verbs devices this transport only prints warnings"
@@ -268,11 +293,12 @@ def _parameters_of_agent(job: Job, dialect: Dialect) -> list[Setting]:
     environment = job.environment
     agent = f"{environment.launcher_python} -I {environment.launcher_directory}/programs/agent.py"
     agent_why = "ask the launcher of each host to start it"
-    concurrent = 32
+    concurrent = _AGENTS_AT_ONCE
     if job.placement.has_ssh_workers:
         agent_why = "ssh with the keys that the platform mounted"
         # An ssh client ends with the daemon of Open MPI 5; the agent of a launcher ends at once.
-        concurrent = max(len(job.placement.distribution_hosts), 128)
+        # So all clients run at once; mpirun's own default is the least.
+        concurrent = max(len(job.placement.distribution_hosts), _SSH_CLIENTS_AT_ONCE)
     tree_why = "only the leader may start something, so it contacts every host itself"
     concurrent_why = "contact so many hosts at once"
     settings = [
@@ -359,7 +385,7 @@ def _choose_exports(job: Job, user: UserOptions, host_specific: Collection[str])
     Args:
         job: The job.
         user: The user's options.
-        host_specific: Variables of which each host has its own value.
+        host_specific: Variables of which each host has its own value; these are left out.
     """
     reasons: dict[str, Reason] = {}
     left_out: list[tuple[str, str]] = []

@@ -23,6 +23,7 @@ from trainworks_launcher.plan.modes.common import Variable
 from trainworks_launcher.plan.plan import Auxiliary, NodePlan, Reason
 
 _FRAMEWORKS = ("tensorflow", "mxnet", "torch")
+_LAST_PORT = 65535
 
 
 def plan(job: Job) -> NodePlan:
@@ -30,6 +31,7 @@ def plan(job: Job) -> NodePlan:
     manifest = job.environment.manifest
     framework = manifest.framework
     if framework not in _FRAMEWORKS:
+        # The image is not for one of the three, but may have one: the first counts.
         installed = [name for name in _FRAMEWORKS if name in manifest.components]
         framework = next(iter(installed), "")
     if framework == "tensorflow":
@@ -47,7 +49,11 @@ def plan(job: Job) -> NodePlan:
 
 
 def _tensorflow(job: Job) -> NodePlan:
-    """Plan TensorFlow. A single host has no servers (as sagemaker-training)."""
+    """Plan TensorFlow: the program, and a parameter server beside it.
+
+    A single host has no servers (as sagemaker-training). Raises RefusalError for an image without
+    Python.
+    """
     hosts = job.placement.distribution_hosts
     mode = f"mode {job.placement.mode}"
     if len(hosts) == 1:
@@ -58,6 +64,7 @@ def _tensorflow(job: Job) -> NodePlan:
     if job.placement.host == job.placement.leader:
         config = _tf_config(hosts, "master", host_rank)
     else:
+        # Workers are counted from 0, and the leader is none of them.
         config = _tf_config(hosts, "worker", host_rank - 1)
     config_why = "how the processes of the cluster find each other"
     row = Variable("TF_CONFIG", config, config_why, ours=True)
@@ -97,7 +104,8 @@ _SCHEDULER = "DMLC_PS_ROOT_URI"
 def _mxnet(job: Job) -> NodePlan:
     """Plan MXNet: a scheduler on the leader, and on every host a server and the program.
 
-    The program is the host's worker.
+    The program is the host's worker. Raises RefusalError for a wrong port, and for an image without
+    Python.
     """
     python = common.program(job, "python", "MXNet's servers need it")
     environment = job.environment
@@ -109,6 +117,7 @@ def _mxnet(job: Job) -> NodePlan:
         roles = ["scheduler", "server"]
     servers = []
     for role in roles:
+        # The import does not return: with its role in DMLC_ROLE it is the scheduler or the server.
         argv = (*resolve, python, "-c", "import mxnet")
         servers.append(Auxiliary(f"MXNet {role}", argv, {"DMLC_ROLE": role}))
     why = f"every host runs the program, and beside it: {', '.join(roles)}"
@@ -120,10 +129,13 @@ def _mxnet(job: Job) -> NodePlan:
 
 
 def _mxnet_variables(job: Job) -> list[Variable]:
-    """Return MXNet's variables of the program. Raises RefusalError for a wrong port."""
+    """Return MXNet's variables of the program. Raises RefusalError for a wrong port.
+
+    The user's hyperparameters ``_ps_port`` and ``_ps_verbose`` replace the defaults.
+    """
     user = job.environment.user_hyperparameters
     port = str(user.get("_ps_port") or names.MXNET_SCHEDULER_PORT)
-    if not port.isdecimal() or not 1 <= int(port) <= 65535:
+    if not port.isdecimal() or not 1 <= int(port) <= _LAST_PORT:
         problem = Problem(
             f"{port!r} is not a TCP port", "hyperparameter _ps_port", "use 1024 to 65535"
         )

@@ -45,6 +45,9 @@ def _variables(job: Job) -> list[Variable]:
     """Return the variables of torch_xla's XRT runtime.
 
     XRT_WORKERS of two hosts: ``localservice:0;algo-1:PORT|localservice:1;algo-2:PORT``.
+
+    ``ours`` marks a variable that replaces the container's value, because the hosts need the
+    launcher's value to connect. A variable without it yields to the container's value.
     """
     host_rank = str(job.placement.host_rank)
     hosts = job.placement.distribution_hosts
@@ -64,15 +67,22 @@ def _variables(job: Job) -> list[Variable]:
         why = "the hosts find each other there"
         rows.append(Variable("XRT_MESH_SERVICE_ADDRESS", mesh, why, ours=True))
     if job.network.fabric.efa:
+        # As many connections as GPUs: the value of sagemaker-training for this mode. It is a choice
+        # for this host's fabric, not of the platform, and the user may set another value.
         why = "several connections per GPU use more of EFA's bandwidth"
         rows.append(Variable("OFI_NCCL_NIC_DUP_CONNS", gpus, why, Origin.FABRIC))
     return rows
 
 
 def _check(job: Job) -> None:
-    """Refuse a job that xla_spawn would end on every host. Raises RefusalError."""
+    """Refuse a job that xla_spawn would end on every host.
+
+    Raises RefusalError with all problems: hosts without GPUs, a program that is not a Python
+    script, an image without torch_xla.
+    """
     problems: list[Problem] = []
     instance_type = job.placement.instance_type
+    # Of an instance type that the manifest does not know, the GPUs are not known either.
     is_known = not job.environment.manifest.lacks(instance_type)
     gpus, _ = accelerators(job.environment, instance_type)
     if is_known and not gpus:

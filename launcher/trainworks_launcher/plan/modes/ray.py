@@ -53,7 +53,7 @@ _RETRIES = "RAY_NUM_REDIS_GET_RETRIES"
 Source: ray_constants.py.
 """
 
-_DEFAULT_RETRIES = 20
+_DEFAULT_RETRIES = 20  # of Ray itself
 _SECONDS_PER_RETRY = 2
 _NO_COLOR = "a log shows escape sequences as they are"
 _ADDRESS = "RAY_ADDRESS"  # programs/ray_node.py has the same name
@@ -80,6 +80,7 @@ def plan(job: Job) -> NodePlan:
     role, daemon_variables = "head", {}
     if not is_head:
         role = "worker"
+        # A worker tries to reach the head until the time for joining is over.
         retries = max(_DEFAULT_RETRIES, int(join_seconds / _SECONDS_PER_RETRY))
         daemon_variables = {_RETRIES: str(retries)}
     program = f"{job.environment.launcher_directory}/programs/ray_node.py"
@@ -132,7 +133,7 @@ def _check_token(job: Job) -> tuple[str, ...]:
     if not job.environment.job_secret:
         return ()
     version = job.environment.manifest.components.get("ray", "")
-    first = _FIRST_WITH_TOKEN
+    first = _FIRST_WITH_TOKEN  # an older Ray ignores the token silently
     if not version:
         warning = (
             f"which Ray is installed is not known: one before {first} ignores"
@@ -155,9 +156,10 @@ def _check_token(job: Job) -> tuple[str, ...]:
 
 
 def _token(secret: str) -> list[Variable]:
-    """Return the variables of Ray's token authentication, if the job has a secret.
+    """Return the variables of Ray's token authentication; ``[]`` if the job has no secret.
 
-    Ray then answers only processes of the job.
+    Ray then answers only processes that have the token. The token is a hash of the secret, the
+    same on every host, from which the secret itself cannot be found.
     """
     if not secret:
         return []
@@ -221,7 +223,10 @@ def _options(job: Job, is_head: bool) -> tuple[list[Reason], tuple[str, ...]]:
 def _user_options(job: Job, is_head: bool) -> tuple[str, ...]:
     """Return the user's options of ``ray start``, such as ``("--num-cpus=4",)``.
 
-    Raises RefusalError for a word that is no option, and for an option that the launcher sets.
+    A worker does not get the options that are for a head only.
+
+    Raises RefusalError for an open quote, for a word that is no option, and for an option that the
+    launcher sets.
     """
     where = f"variable {names.RAY_OPTIONS_VARIABLE}"
     try:
@@ -246,7 +251,8 @@ def _user_options(job: Job, is_head: bool) -> tuple[str, ...]:
 def _object_store(job: Job) -> tuple[list[Reason], tuple[str, ...]]:
     """Return (options of Ray's object store, warnings), for a host with a small /dev/shm.
 
-    Ray's default would be larger than /dev/shm.
+    Ray's default would be larger than /dev/shm. Both are empty for an ample or an unknown /dev/shm.
+    With too little for the smallest store, the store is in the temporary directory.
     """
     free = job.environment.devices.shared_memory
     if free is None or free >= _AMPLE_SHARED_MEMORY_BYTES:

@@ -14,7 +14,7 @@ from trainworks_launcher.plan.plan import NodePlan, Reason
 
 
 def plan(job: Job) -> NodePlan:
-    """Plan the job's task."""
+    """Plan the job's task, which is one rank: the task that this process is."""
     placement = job.placement
     tasks = placement.tasks
     assert tasks is not None, "the mode of a platform that starts every rank"
@@ -35,6 +35,7 @@ def plan(job: Job) -> NodePlan:
     node_plan = node_plan._replace(rank=tasks.rank)
     if tasks.local_rank == 0:
         return node_plan
+    # The first task of the host prepares for all: this one fetches and installs nothing.
     prepared = node_plan.code._replace(archive="", fetch=())
     return node_plan._replace(code=prepared, requirements=())
 

@@ -199,7 +199,7 @@ def _numa_binding(job: Job) -> list[Reason]:
             raise RefusalError([problem])
         why = f"{names.NUMA_VARIABLE} asks for it"
         return [Reason("--numa-binding", why, Origin.USER, (f"--numa-binding={binding}",))]
-    numa_nodes = job.environment.devices.gpu_nodes
+    numa_nodes = job.environment.devices.gpu_nodes  # the node of each GPU; () if not known
     has_gpu_per_rank = len(numa_nodes) == job.placement.processes_per_host
     if not numa_nodes or not has_gpu_per_rank or not has_option:
         return []
@@ -235,6 +235,7 @@ def _warnings(job: Job) -> tuple[str, ...]:
         warnings += common.warn_of_library(job, DATA_PARALLEL)
     if not _is_dynamic(job):
         return tuple(warnings)
+    # c10d rendezvous sorts the hosts by name.
     first, leader = min(job.placement.distribution_hosts), job.placement.leader
     if leader != first:
         warnings.append(
@@ -290,6 +291,8 @@ def _dynamic_rendezvous(job: Job) -> list[Reason]:
         leader_address = f"[{leader_address}]"
     endpoint = f"{leader_address}:{job.network.master_port}"
 
+    # Seconds between two keep-alives. A host has missed _KEEP_ALIVES of them only after the
+    # heartbeat limit: the control channel finds a lost host first.
     interval = max(1, math.ceil(job.network.limits.heartbeat / (_KEEP_ALIVES - 1)))
     settings = {
         "is_host": int(is_leader),

@@ -16,9 +16,9 @@ from trainworks_launcher.programs.installing.environment import (
 from trainworks_launcher.programs.installing.inputs import SOURCES, Line, Reading
 from trainworks_launcher.programs.installing.standards import Requirement
 
-_TRAPS = {"pytorch": "torch", "apex": "apex @ git+ the address of NVIDIA's repository"}
+_MISLEADING_NAMES = {"pytorch": "torch", "apex": "apex @ git+ the address of NVIDIA's repository"}
 """Names for which the package index has another project than people expect."""
-_LEFT_OUT = (
+_NOT_FOR_LINUX = (
     "cudatoolkit", "pkg-resources", "pypiwin32", "pyobjc", "pyobjc-core", "python", "pywin32",
     "pywinpty", "tensorflow-macos", "tensorflow-metal", "windows-curses",
 )  # fmt: skip
@@ -63,7 +63,7 @@ class Answer:
             if name in installed:
                 self.kept[name] = installed[name].version
                 self._needs += [(name, need) for need in needs_of(self._python, installed[name])]
-        self.excluded, self.lines = set(_LEFT_OUT), list(reading.lines)
+        self.excluded, self.lines = set(_NOT_FOR_LINUX), list(reading.lines)
         self.notes: list[str] = []
         self.left: list[str] = []
         self._refused: list[str] = []
@@ -80,7 +80,7 @@ class Answer:
         # If one package of the framework is left out, all of them stay as they are.
         if self.excluded & set(self.kept):
             self.excluded |= set(self.kept)
-        if self.excluded - set(_LEFT_OUT):
+        if self.excluded - set(_NOT_FOR_LINUX):
             # Lines that are left out are of another build of the framework.
             libraries = {normalised(name) for name in manifest.get("libraries", ())}
             missing = libraries - set(installed)
@@ -106,16 +106,18 @@ class Answer:
         name, place, specifier = line.name, line.place, line.requirement.specifier
         requested = f"{name}{specifier}"
         installed_version = self.kept.get(name, "")
-        if name in _TRAPS and not line.requirement.url:
+        if name in _MISLEADING_NAMES and not line.requirement.url:
             self._refused.append(
-                f"{place}: {name} of the package index is something else: ask for {_TRAPS[name]}"
+                f"{place}: {name} of the package index is something else:"
+                f" ask for {_MISLEADING_NAMES[name]}"
             )
-        elif name in _LEFT_OUT:
+        elif name in _NOT_FOR_LINUX:
             self.notes.append(f"{place}: {requested} is left out: it is not for this system")
         elif not installed_version:
             self._adapt_to_needs(line, requested)
         elif not _allows(line.requirement, installed_version):
-            # The image keeps its own. A request for a later release cannot be fulfilled so.
+            # The image keeps its own. A request for a later release cannot be fulfilled so: that is
+            # a limit of another kind than "<", "<=" and "!=".
             limits = [limit.version for limit in specifier if limit.operator[0] not in "<!"]
             if any(is_later(version, installed_version) for version in limits):
                 self._newer[name] = str(specifier)
@@ -134,6 +136,8 @@ class Answer:
 
     def _adapt_to_needs(self, line: Line, requested: str) -> None:
         """Leave out a line for one version that a package of the image does not allow.
+
+        Adds to ``excluded`` and ``notes``. Other lines stay.
 
         Args:
             line: The line.
@@ -156,7 +160,8 @@ class Answer:
     def _free_companions(self, lines: Sequence[Line], companions: Mapping[str, str]) -> list[str]:
         """Let companions of a replaced framework have any version.
 
-        The user's version belongs to the framework that was requested.
+        The user's version belongs to the framework that was requested. Replaces such lines in
+        ``lines`` by their name alone, and adds to ``notes``.
 
         Args:
             lines: All lines.
@@ -172,8 +177,10 @@ class Answer:
                 continue
             exact = _versions_matching(r"===?[^*]+$", line)
             build = build_of(self._python, framework, self.kept.get(framework, ""))
+            # The part behind "+" names the build of a version: cu121 of VERSION+cu121.
             own = build.partition("+")[2]
             builds = {version.partition("+")[2] for version in exact} - {"", own}
+            # The user's framework is not installed, and this line is for just one version.
             is_answered = framework in self.excluded and (exact or line.requirement.url)
             if not is_answered and not builds:
                 continue
@@ -196,6 +203,9 @@ class Answer:
 
     def _adapt_index(self, line: Line, own: str) -> None:
         """Leave out an index of the framework's vendor with another build than the image's.
+
+        Removes the line from ``lines``, adds its place to ``left``, and prints a line. Other lines
+        stay.
 
         Args:
             line: A line of options, for example ``--extra-index-url https://...``.

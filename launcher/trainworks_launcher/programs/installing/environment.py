@@ -183,7 +183,10 @@ def unmet_requirements(python: Any) -> dict[str, Any]:
 
 
 def is_later(version: str, present: str) -> bool:
-    """Return whether a version is of a later release than another, without regard to builds."""
+    """Return whether a version is of a later release than another, without regard to builds.
+
+    False for a text that is not a version. A star at the end does not count: ``2.*`` is ``2``.
+    """
     try:
         return bool(Version(version.replace(".*", "")).release > Version(present).release)
     except ValueError:

@@ -24,12 +24,12 @@ from trainworks_launcher.programs.installing.standards import (
     tomllib,
 )
 
-_CONDA = (
+_CONDA_ADVICE = (
     "is conda's: `conda run -n NAME python -m pip list --format=freeze > requirements.txt` writes"
     " what pip reads"
 )
-_OTHERS = {
-    r".*\.ya?ml": _CONDA,
+_FILES_OF_OTHER_TOOLS = {
+    r".*\.ya?ml": _CONDA_ADVICE,
     r"Pipfile(\.lock)?": (
         "is pipenv's: `pipenv requirements > requirements.txt` writes what pip reads"
     ),
@@ -41,8 +41,8 @@ _OTHERS = {
 }
 SOURCES = ("--index-url", "--extra-index-url", "--find-links")
 _PROJECT, _UV_LOCK = "pyproject.toml", "uv.lock"
-_PYLOCK = re.compile(r"pylock(\.[^.]+)?\.toml")
-_SCRIPT = re.compile(r"(?m)^# /// script[ \t]*\r?\n((?:#(?: .*)?\r?\n)+?)# ///[ \t]*\r?$")
+_PYLOCK_NAME = re.compile(r"pylock(\.[^.]+)?\.toml")
+_HEAD_OF_SCRIPT = re.compile(r"(?m)^# /// script[ \t]*\r?\n((?:#(?: .*)?\r?\n)+?)# ///[ \t]*\r?$")
 """The table in the head of a script (PEP 723)."""
 
 
@@ -81,7 +81,8 @@ def read_file(python: Any, file: Path, options: set[str]) -> Iterator[Line]:
     Raises:
         RefusedError: The file or a line is of another tool, or pip cannot read it.
     """
-    for pattern, sentence in _OTHERS.items():
+    # By its name, the file is another tool's: the sentence says what writes a file for pip.
+    for pattern, sentence in _FILES_OF_OTHER_TOOLS.items():
         if re.fullmatch(pattern, file.name):
             raise RefusedError(f"{file} {sentence}")
     try:
@@ -170,11 +171,12 @@ def _requirement(python: Any, place: str, row: Any) -> Line:
     is_editable = not row.requirement
     text = row.options.editable[0] if is_editable else row.requirement
     if re.match(r"[\w.-]+=[^=]", text):
-        raise RefusedError(f"{place}: {text} {_CONDA}")
+        raise RefusedError(f"{place}: {text} {_CONDA_ADVICE}")
     local = re.match(r"([\w.-]+)(?:\[.*\])?\s*@\s*file://(/[^;#\s]+)", text)
     if local and not Path(urllib.request.url2pathname(local.group(2))).exists():
         raise RefusedError(
-            f"{place}: {local.group(2)} does not exist. A line that `pip freeze` wrote so {_CONDA}"
+            f"{place}: {local.group(2)} does not exist."
+            f" A line that `pip freeze` wrote so {_CONDA_ADVICE}"
         )
     wheel = re.search(r"[^/\s@]+\.whl", text)
     if wheel is None:
@@ -249,7 +251,7 @@ def table_of(file: Path) -> Mapping[str, Any]:
     try:
         text = file.read_text(encoding="utf-8")
         if file.suffix == ".py":
-            match = _SCRIPT.search(text)
+            match = _HEAD_OF_SCRIPT.search(text)
             if match is None:
                 raise RefusedError(
                     f"{file} has no requirements in its head (`# /// script`): name another file"
@@ -288,7 +290,7 @@ def refuse_python(python: Any, file: Path, *, is_asked_for: bool = True) -> None
 
 def has_head(script: Path) -> bool:
     """Return whether a script has a head with its requirements (PEP 723)."""
-    return _SCRIPT.search(script.read_text(encoding="utf-8", errors="replace")) is not None
+    return _HEAD_OF_SCRIPT.search(script.read_text(encoding="utf-8", errors="replace")) is not None
 
 
 def read_project(
@@ -363,7 +365,13 @@ def read_lock(file: Path, words: Sequence[str], installation: Any) -> Iterator[L
     uv itself installs such a file as a whole or not at all, and so would replace packages that the
     image keeps.
 
-    Raises RefusedError.
+    Args:
+        file: The lock.
+        words: Options of uv for extras and groups.
+        installation: Calls of uv, which selects the packages without installing them.
+
+    Raises:
+        RefusedError: uv cannot use the lock, or the file cannot be read.
     """
     python = installation.python
     selected = python.selected(installation, ("-r", str(file), *words))
@@ -379,6 +387,7 @@ def read_lock(file: Path, words: Sequence[str], installation: Any) -> Iterator[L
 
     indexes: set[str] = set()
     for several in rows.values():
+        # Of several rows of a package the first whose marker is true; else the first one.
         row = several[0]
         if len(several) > 1:
             for candidate in several:
@@ -472,12 +481,18 @@ class Reading:
 
 
 def read_words(python: Any, words: Sequence[str], installation: Any) -> Reading:
-    """Read the files in the words of ``pip install``, each by its kind. Raises RefusedError.
+    """Read the files in the words of ``pip install``, each by its kind.
+
+    Nothing is installed. uv may be called to read a lock. In a job, folders in requirements files
+    are copied (``_with_private_copy``).
 
     Args:
         python: The Python that gets the packages.
         words: The words.
-        installation: Calls of uv; None without uv, with which only pip's files can be read.
+        installation: Calls of uv; None without uv, where only pip's files can be read.
+
+    Raises:
+        RefusedError: A file or a line cannot be read, or is for another Python or another tool.
     """
     reading, rest = Reading(python), iter(words)
     files: list[Path] = []
@@ -537,9 +552,10 @@ def _read(
     Raises:
         RefusedError: The file cannot be read, or only uv could read it.
     """
-    is_pylock = _PYLOCK.fullmatch(file.name) is not None
+    is_pylock = _PYLOCK_NAME.fullmatch(file.name) is not None
     is_lock = is_pylock or file.name == _UV_LOCK
     is_script = file.suffix == ".py"
+    # Any other name is that of a requirements file of pip.
     if not is_lock and not is_script and file.name != _PROJECT:
         reading.lines += read_file(reading.python, file, reading.options)
         return

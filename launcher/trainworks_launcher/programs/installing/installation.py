@@ -42,12 +42,15 @@ An image that is built on ours may have another version installed.
 _INDEX_SECONDS = 20
 """Limit of the wait for an index."""
 
-_OLDER_MAJORS = 4
+_MAX_OLDER_MAJORS = 4
 """Major versions of a package that are tried in place of one that cannot be imported."""
 
 
 def settings_of_pip() -> Any:
-    """Return the settings of ``pip install``. Raises RefusedError if pip cannot read them."""
+    """Return the settings of ``pip install``; runs ``pip config``, if there is a pip.
+
+    Raises RefusedError if pip cannot read them.
+    """
     try:
         return pip_files.read_settings()
     except pip_files.SettingsError as error:
@@ -120,7 +123,7 @@ def for_uv(pip: Any, folder: Path) -> tuple[dict[str, str], list[str]]:
 
 
 def _write_uv_settings(pip: Any, folder: Path) -> None:
-    """Write pip's settings as a ``uv.toml``, which only this user can read.
+    """Write pip's settings as a ``uv.toml``, which only this user can read. Raises OSError.
 
     Args:
         pip: pip's settings.
@@ -297,7 +300,8 @@ class Installation:
         """Install the requested requirements.
 
         If uv fails, it is called again without indexes of the user's files that do not answer: pip
-        leaves those out, too. Each is printed.
+        leaves those out, too. Each is printed, and added to ``answer.left``. Files with the
+        constraints are written for this call and later ones.
 
         Args:
             words: Words for uv.
@@ -414,7 +418,8 @@ class Installation:
     def repair(self, answer: Answer, companions: Mapping[str, str]) -> None:
         """Install other versions of packages that lost a requirement.
 
-        From wheels only, because the user has not requested these packages.
+        From wheels only, because the user has not requested these packages. A package without a
+        version that fits stays as it is, and a line says so.
 
         Args:
             answer: The versions that the image keeps.
@@ -425,6 +430,7 @@ class Installation:
                 user requests just this version.
         """
         tried: set[str] = set()
+        # Again, until no package has newly lost a requirement: a repair may break another one.
         while True:
             unmet = unmet_requirements(self.python)
             installed = distributions(self.python)
@@ -604,7 +610,7 @@ def _install_older(
     python = installation.python
     digits = re.match(r"\d+", version)
     major = int(digits.group()) if digits else 0
-    for limit in range(major, max(major - _OLDER_MAJORS, 0), -1):
+    for limit in range(major, max(major - _MAX_OLDER_MAJORS, 0), -1):
         if not installation.install_beside([f"{name}<{limit}"]):
             continue
         if not python.import_error(modules):

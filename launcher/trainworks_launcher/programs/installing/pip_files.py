@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any, Iterator, NamedTuple, NoReturn, Sequence
 
 _COMMENT = re.compile(r"(^|\s+)#.*$")
-_ORDER = ("global", "install", ":env:")
+_SECTIONS = ("global", "install", ":env:")
 """Sections of pip's settings: a later one wins."""
 
-_NUMBERS = {"timeout": float, "retries": int}
+_TYPES_OF_NUMBERS = {"timeout": float, "retries": int}
 
 _YES, _NO = ("y", "yes", "t", "true", "on", "1"), ("n", "no", "f", "false", "off", "0")
 
@@ -87,7 +87,7 @@ class Settings(NamedTuple):
         return bool(self.index_url or self.extra_index_urls or self.find_links or self.no_index)
 
 
-_KEYS = {
+_FIELD_OF_KEY = {
     "index-url": "index_url",
     "pypi-url": "index_url",
     "extra-index-url": "extra_index_urls",
@@ -120,14 +120,14 @@ def read_settings() -> Settings:
     Raises:
         SettingsError: pip cannot read a file, or a value has the wrong form.
     """
-    by_section: dict[str, dict[str, str]] = {section: {} for section in _ORDER}
+    by_section: dict[str, dict[str, str]] = {section: {} for section in _SECTIONS}
     has_pip = importlib.util.find_spec("pip") is not None
     listed = _ask_pip("list") if has_pip else _variables_of_pip()
     for line in listed.splitlines():
         # For example: global.index-url='https://...'
         name, equals, value = line.partition("=")
         section, _, key = name.rpartition(".")
-        if not equals or section not in by_section or key not in _KEYS:
+        if not equals or section not in by_section or key not in _FIELD_OF_KEY:
             continue
         text = str(ast.literal_eval(value))
         if by_section[section].get(key, text) != text:
@@ -136,7 +136,7 @@ def read_settings() -> Settings:
             text = _ask_pip("get", name).rstrip("\n")
         by_section[section][key] = text
     values: dict[str, Any] = {}
-    for section in _ORDER:
+    for section in _SECTIONS:
         for key, value in by_section[section].items():
             # pip ignores empty values.
             if value:
@@ -182,7 +182,7 @@ def _set(values: dict[str, Any], key: str, value: str) -> None:
     Raises:
         SettingsError: The value has the wrong form.
     """
-    name = _KEYS[key]
+    name = _FIELD_OF_KEY[key]
     default = Settings._field_defaults[name]
     if isinstance(default, bool):
         if value.lower() not in (*_YES, *_NO):
@@ -198,7 +198,7 @@ def _set(values: dict[str, Any], key: str, value: str) -> None:
     else:
         values[name] = value.strip()
         try:
-            _NUMBERS.get(name, str)(values[name])
+            _TYPES_OF_NUMBERS.get(name, str)(values[name])
         except ValueError as error:
             raise SettingsError(
                 f"pip cannot read its settings: {key} is {value!r}, and not a number"
@@ -328,6 +328,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str, str]]:
         is_comment = line.lstrip().startswith("#")
         if not parts:
             start = number
+        # A comment with a backslash at its end does not go on, but ends the lines before it.
         if line.endswith("\\") and not is_comment:
             parts.append(line.rstrip("\\"))
             continue

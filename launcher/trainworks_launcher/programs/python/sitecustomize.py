@@ -31,7 +31,18 @@ if TYPE_CHECKING:
 
 _HOOKS = "TRAINWORKS_PYTHON_HOOKS"  # names.PYTHON_HOOKS_VARIABLE; this file imports nothing of ours
 _LIMIT_SECONDS = 2.0
+"""Limit of the wait for gloo's threads at the end."""
+
 _LOOK_SECONDS = 0.01
+"""Seconds between two looks at these threads."""
+
+_SIGNAL = 50
+"""The signal at which a process writes its stacks. As signals.SIGNAL, which this file does not
+import.
+"""
+
+_SIGTERM = 15
+"""As signal.SIGTERM: no start of Python waits for that module."""
 _MOST_THREADS = 64
 """Limit of records for exceptions of threads in one process."""
 
@@ -44,12 +55,16 @@ _GLOO_THREAD = "pt_gloo_runloop"
 
 
 def _listen() -> None:
-    """Let faulthandler write the stacks to a file in memory when signal 50 comes."""
+    """Let faulthandler write the stacks to a file in memory when _SIGNAL comes.
+
+    The file stays open for as long as the process runs. Raises OSError or AttributeError where the
+    kernel or Python has no such files.
+    """
     import faulthandler
 
-    # The same name and number as in hang/signals.py, which this file does not import.
+    # The same name as in hang/signals.py, which this file does not import.
     descriptor = os.memfd_create("trainworks-stacks")
-    faulthandler.register(50, file=descriptor, all_threads=True)
+    faulthandler.register(_SIGNAL, file=descriptor, all_threads=True)
 
 
 def _wait_at_exit() -> None:
@@ -258,6 +273,8 @@ def _quoted(text: str) -> str:
     pieces = []
     for character in text:
         number = ord(character)
+        # JSON writes a character above the first 65,536 as a surrogate pair: 0xD7C0 is 0xD800 less
+        # the 0x10000 >> 10 that the pair leaves out.
         if number > 0xFFFF:
             pieces.append(f"\\u{0xD7C0 + (number >> 10):04x}\\u{0xDC00 + (number & 0x3FF):04x}")
         elif character in '"\\' or not 31 < number < 127:
@@ -280,7 +297,7 @@ def _is_of_sigterm(frames: "list[Any]") -> bool:
     """Return whether one of these frames is the program's handler of SIGTERM."""
     import _signal  # type: ignore[import-not-found]
 
-    handler: Any = _signal.getsignal(15)
+    handler: Any = _signal.getsignal(_SIGTERM)
     handler = getattr(handler, "func", handler)  # functools.partial
     code = getattr(handler, "__code__", None)  # a method has that of its function
     return code is not None and any(frame.f_code is code for frame in frames)

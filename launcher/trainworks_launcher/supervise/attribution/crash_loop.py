@@ -70,6 +70,7 @@ class CrashLoop:
             failure: The end of that attempt; None if this host does not know it.
         """
         kind = failure.kind_of_failure if failure is not None else ""
+        # Another way of failing is progress; the leader alone compares them.
         if self._is_leader and kind:
             # The first failure has none to differ from.
             is_new_kind = self._last_kind not in ("", kind)
@@ -109,6 +110,10 @@ class CrashLoop:
 
         Below the limit a line is printed. At the limit the job ends with the last failure, whose
         cause then begins with ``N restarts in a row without a step further``.
+
+        Args:
+            host: The host.
+            restarts: Its restarts in a row without progress, so far.
         """
         before = min(self._restarts_by_host.values(), default=0)
         self._restarts_by_host[host] = restarts

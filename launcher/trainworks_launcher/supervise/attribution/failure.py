@@ -125,7 +125,7 @@ class Verdict:
         process_end = self._read_rank_end(rank, "")
         suspect = self._make_suspect(process_end, rank.status, rank.number)
         # A rank whose record says that it left its program may still have failed at its exit: that
-        # shows only in its status.
+        # shows only in its status, which is None if nothing has read it.
         is_unknown_end = rank.status is None and suspect is not None and suspect.kind is Kind.LEFT
         if suspect is not None and not is_unknown_end:
             return suspect
@@ -193,6 +193,7 @@ class Verdict:
         # Imported late, because only a failure needs it.
         from trainworks_launcher.supervise.outcome.cause import began_at, observe
 
+        # Neither a status nor a record of the process itself.
         if code is None and process_end.own() is None:
             return None
         failure = self._make_failure(code, process_end, self._place(rank))
@@ -219,7 +220,10 @@ class Verdict:
         return rank.ended_at
 
     def add(self, suspect: Suspect) -> None:
-        """Keep the evidence of a host, in place of earlier evidence about the same rank."""
+        """Keep the evidence of a host, in place of earlier evidence about the same rank.
+
+        Nothing is decided or sent.
+        """
         place = (suspect.outcome.host, suspect.outcome.rank)
         # Removed first, so that the rank comes last in the order.
         self._by_rank.pop(place, None)
@@ -317,7 +321,10 @@ class Verdict:
     def judge_command(
         self, program: str, code: int, tail: Tail, stop_signal: int = 0, pid: int = 0
     ) -> Outcome:
-        """Return the outcome of a command that did not end with status 0.
+        """Return the outcome of a command that did not end with status 0: FAILED, or STOPPED.
+
+        Reads the records of this host's processes, the failure text of the user's own, and mostly
+        the free space of directories, which sets ``full``.
 
         Args:
             program: Name of the command for people, for example ``train.py``.
@@ -653,6 +660,7 @@ class Verdict:
             reported = suspect_command(outcome)
             cause = find_left_rank(reported, self._suspects)
             first = First(cause or reported, reported)
+        # ``failed`` is the rank that failed first; ``cause`` may be another rank, which left it.
         failed, seen = outcome, first.failed.outcome
         is_same_rank = self.ranks is None or seen.rank == outcome.rank
         # The report about the same rank has more facts than the evidence.

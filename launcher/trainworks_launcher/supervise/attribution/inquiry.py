@@ -67,10 +67,10 @@ class Inquiry:
         # Of the leader: host -> number of its ranks that may still note something.
         self._waiting: dict[str, int] = {}
         self._asked: frozenset[str] = frozenset()
-        self._then: Callable[[], None] | None = None
+        self._then: Callable[[], None] | None = None  # None outside of an inquiry
         self._is_planned = False  # a weighing
         self._is_time_over = False  # for hosts that do not answer
-        self._is_over = False
+        self._is_over = False  # ``then`` was called
         # Of each host:
         self._answered = -1  # the last number that was sent
         self._is_looking = False
@@ -78,6 +78,8 @@ class Inquiry:
     # --- the leader -------------------------------------------------------------------------------
     def begin(self, hosts: Mapping[str, str], then: Callable[[], None]) -> None:
         """Ask all hosts, on the leader, and call ``then`` when the evidence is complete enough.
+
+        Returns at once, after sending the question and setting the limits of time.
 
         That is the case when no rank may still note something, when a failure is certain and all
         hosts have answered, or when the limits are over. ``then`` is called at once if an earlier
@@ -109,7 +111,11 @@ class Inquiry:
             self._loop.after(_WEIGH_SECONDS, self._weigh)
 
     def _weigh(self) -> None:
-        """End the inquiry if the evidence is complete enough."""
+        """End the inquiry if the evidence is complete enough; else nothing.
+
+        Complete: all hosts have answered, and no rank may still note something. Enough: a certain
+        failure is known, and all have answered or their time is over.
+        """
         self._is_planned = False
         have_all_answered = self._asked.issubset(self._waiting)
         is_complete = have_all_answered and not any(self._waiting.values())

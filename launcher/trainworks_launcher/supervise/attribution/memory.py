@@ -39,7 +39,8 @@ def highest_bytes(
 ) -> int | None:
     """Read the peak memory of this control group since it began, with the page cache.
 
-    Source: memory.peak (version 2, Linux 5.19) or memory.max_usage_in_bytes (version 1).
+    The figure is of all processes of the group, also of those that have ended. Source: memory.peak
+    (version 2, Linux 5.19) or memory.max_usage_in_bytes (version 1).
 
     Args:
         membership: File with the groups of this process.

@@ -26,10 +26,10 @@ from trainworks_launcher.supervise.control.pending_connections import ROOM, Pend
 from trainworks_launcher.supervise.control.rivals import KIND as RIVAL
 from trainworks_launcher.supervise.event_loop import READ, Loop
 
-_ACCEPTS = 32
+_MAX_ACCEPTS = 32
 """Connections accepted in one turn of the loop: the loop has other work, too."""
 
-_OTHER_DESCRIPTORS = 256
+_MAX_OTHER_DESCRIPTORS = 256
 """Open files of the launcher besides connections of the control channel; most are pipes of ranks.
 """
 
@@ -87,7 +87,8 @@ class Admission:
         Raises:
             RefusalError: The port is taken.
         """
-        _allow_descriptors(2 * (self._hosts.count + 1) + ROOM + _OTHER_DESCRIPTORS)
+        # Two for each host: its own connection, and one with a probe or with a new try to join.
+        _allow_descriptors(2 * (self._hosts.count + 1) + ROOM + _MAX_OTHER_DESCRIPTORS)
         try:
             self._server = listen(port)
         except OSError as error:
@@ -121,7 +122,7 @@ class Admission:
 
     def _accept(self, _: int) -> None:
         """Accept the connections that wait at the port, as pending ones."""
-        for _turn in range(_ACCEPTS):
+        for _turn in range(_MAX_ACCEPTS):
             # A connection that is dropped below may end the job, which closes the port.
             if self._server is None:
                 return
@@ -259,6 +260,8 @@ class Admission:
 
     def _refuse(self, connection: Connection, host: str, reason: str) -> None:
         """Send ``refused`` with the reason, note the reason, and drop the connection.
+
+        The drop is logged (``PendingConnections.drop``). The host may try again.
 
         Args:
             connection: The connection.

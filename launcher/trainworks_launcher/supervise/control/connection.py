@@ -23,6 +23,8 @@ _SHORTEST_INTERVAL = 0.01
 """Seconds."""
 
 _HEARTBEATS_PER_LIMIT = 6
+"""Heartbeats that a silent host has missed at least when it counts as lost."""
+
 _READ_BYTES = 16384
 
 
@@ -236,7 +238,8 @@ class Connection:
         if messages or self.seal is None:
             self.heard_at = self.spoke_at = time.monotonic()
         for message in messages:
-            # The handler of an earlier message may have closed the connection.
+            # The handler of an earlier message may have closed the connection. Messages behind it
+            # are dropped then.
             if self.open:
                 self._on_message(self, message)
 
@@ -318,7 +321,11 @@ class Attempt:
         self._done(opened, "")
 
 
+_BACKLOG = 1024
+"""Connections that may wait until they are accepted: hosts of a job come at the same time."""
+
 _REASON_CHARACTERS = 100
+"""Length of a reason in the log: the other end may be any program."""
 
 
 def one_reason(error: ValueError) -> str:
@@ -355,7 +362,7 @@ def listen(port: int) -> socket.socket:
         if family == socket.AF_INET6:
             opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         opened.bind(("", port))
-        opened.listen(1024)
+        opened.listen(_BACKLOG)
         opened.setblocking(False)
     except OSError:
         opened.close()

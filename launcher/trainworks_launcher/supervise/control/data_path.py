@@ -45,11 +45,24 @@ PAYLOAD_BYTES = 9000
 SILENCE_SECONDS = 5.0
 """Limit of a peer's answer; a slower peer is a warning."""
 
+_BACKLOG = 1024
+"""Connections that may wait until they are accepted: at rank 0's store those of all hosts."""
+
 _MARK_BYTES = 16
 _READ_BYTES = 16384
 _LAST_PORT = 65535
 _WARNING_CHARACTERS = 1000
+"""Length of another host's warning in the log."""
+
 _RETRY_SECONDS = 1.0
+"""From one look for the offers of all hosts to the next one, in a job that may lose hosts."""
+
+# Lengths of a host's name, and of an address as text, in a message of the leader.
+_HOST_CHARACTERS = 255
+_ADDRESS_CHARACTERS = 64
+
+_SHOWN_HOST_CHARACTERS = 64
+"""Length of the answer of another program in the log."""
 
 
 class DataInterface(NamedTuple):
@@ -120,8 +133,8 @@ class DataPath:
         self._mark = os.urandom(_MARK_BYTES).hex()
         self._listeners: list[_Listener] = []
         self._trials: list[_Trial] = []
-        self._offers: dict[str, Mapping[str, Json]] = {}
-        self._shared = False
+        self._offers: dict[str, Mapping[str, Json]] = {}  # of the leader, by host
+        self._shared = False  # the hosts have their peers
         self._began = False
         self.over = False
         """Whether all trials of this host have ended."""
@@ -418,8 +431,8 @@ def _read_peers(message: Mapping[str, Json]) -> list[Peer]:
 def _read_peer(fields: Mapping[str, Json]) -> Peer:
     """Read one peer; a field in another form becomes ``""`` or 0."""
     return Peer(
-        host=one_line(fields.get("host"), 255),
-        address=one_line(fields.get("address"), 64),
+        host=one_line(fields.get("host"), _HOST_CHARACTERS),
+        address=one_line(fields.get("address"), _ADDRESS_CHARACTERS),
         port=number(fields.get("port")),
         mark=text(fields.get("mark")),
         purpose=text(fields.get("what")),
@@ -527,7 +540,7 @@ class _Listener:
                 # One socket for IPv4, too.
                 self._server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             self._server.bind((address, port))
-            self._server.listen(1024)
+            self._server.listen(_BACKLOG)
             self._server.setblocking(False)
         except OSError:
             self._server.close()
@@ -691,7 +704,7 @@ class _Trial:
             self.refused = host != self.peer.host
             reason = ""
             if self.refused:
-                reason = f"it is {one_line(host, 64)}"
+                reason = f"it is {one_line(host, _SHOWN_HOST_CHARACTERS)}"
             self._end(reason)
 
     def _end(self, reason: str) -> None:

@@ -53,7 +53,8 @@ class HostOutcomes:
 
     def include(self, hosts: Collection[str]) -> bool:
         """Return whether all of these hosts have an outcome."""
-        # The number first: most calls come before all have ended, and a job has thousands of hosts.
+        # The number first, because counting is quick: most calls come before all have ended, and a
+        # job has thousands of hosts.
         return len(self._by_host) >= len(hosts) and all(host in self._by_host for host in hosts)
 
     def stopped(self, leader: str) -> Outcome:

@@ -24,6 +24,8 @@ from trainworks_launcher.environment.source_dir import digest_of_entry
 from trainworks_launcher.plan.plan import Control
 
 _DIGITS = 16
+"""Hexadecimal digits of a digest that are sent: enough to tell two jobs apart."""
+
 _MAYBE_UNKNOWN = ("image", "code")
 """Parts that a host may lack: its image has no manifest, or it has no code, which it has to report.
 """

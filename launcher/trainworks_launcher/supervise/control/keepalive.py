@@ -21,6 +21,9 @@ from trainworks_launcher.supervise.control.connection import Attempt, Connection
 from trainworks_launcher.supervise.control.messages import STRANGERS_MESSAGE_LIMIT, Message
 from trainworks_launcher.supervise.event_loop import Loop
 
+_COUNT_LIMIT = 1 << 63
+"""Numbers of probes are below this."""
+
 TRY_SECONDS = 0.3
 """Seconds between two probes without an answer; a connection takes less anywhere in a cluster."""
 
@@ -42,13 +45,15 @@ class Prober:
         self._silent = silent
         self._limit = limit
         self._is_running = False
-        self._unheard_seconds = 0.0
-        self._answered_at = 0.0
+        self._unheard_seconds = 0.0  # for which the leader has not heard this host, as it said last
+        self._answered_at = 0.0  # when a probe was answered last (monotonic clock)
         self._attempt: Attempt | None = None
         self._connection: Connection | None = None
 
     def look(self, unheard: float | None = None) -> None:
         """Begin to send probes if the connection has been silent for half of the limit.
+
+        Does nothing while probes are sent: these end by themselves (``_send_probes``).
 
         Args:
             unheard: Seconds for which the leader has not heard this host on the connection, if
@@ -131,7 +136,7 @@ def is_probe(known: Connection, message: Message, at_least: int) -> bool:
     """
     count = number(message.get("count"))
     # The number is proved as 8 bytes.
-    is_new = at_least <= count < 1 << 63
+    is_new = at_least <= count < _COUNT_LIMIT
     if not is_new or known.seal is None:
         return False
     return known.seal.is_probe(count, text(message.get("proof")))

@@ -36,7 +36,7 @@ _PREPARING_SECONDS = 5.0
 prepared.
 """
 
-_SHOWN_HOSTS = 10
+_MAX_SHOWN_HOSTS = 10
 
 
 class Leader:
@@ -351,7 +351,10 @@ class Leader:
 
     # --- losing -----------------------------------------------------------------------------------
     def _beat(self) -> None:
-        """Send a heartbeat to each host, find the silent ones, and plan the next heartbeat."""
+        """Send a heartbeat to each host, find the silent ones, and plan the next heartbeat.
+
+        A silent host is lost (``_lost``). Connections that have not joined in time are closed.
+        """
         limit = self._limits.heartbeat
         for connection in list(self._hosts.joined.values()):
             silent = connection.is_lost(limit)
@@ -416,7 +419,14 @@ class Leader:
         self._outcomes.forget(host)
 
     def _lose(self, host: str, reason: str) -> None:
-        """Go on without a lost host if the job may, else end the job."""
+        """Go on without a lost host if the job may, else note its loss as a failure.
+
+        That ends the job, in a stop when the other hosts have ended.
+
+        Args:
+            host: The host.
+            reason: Why it is lost: end of a sentence.
+        """
         if self._may_go_on_without(1):
             self._go_on_without(host, reason)
             return
@@ -464,7 +474,11 @@ class Leader:
 
     # --- ending -----------------------------------------------------------------------------------
     def _ended(self, host: str, outcome: Outcome) -> None:
-        """Note the end of a host's command, and finish the job if that decides the outcome."""
+        """Note the end of a host's command, and finish the job if that decides the outcome.
+
+        Does nothing after the outcome.
+        """
+        # False in a phase in which this event does not count (``phases``).
         if self._phases.take("ended"):
             self._outcomes.note(host, outcome)
             self._finish_if_decided()
@@ -506,7 +520,10 @@ class Leader:
             self._finish(self._events.judge(failure))
 
     def _finish(self, outcome: Outcome) -> None:
-        """Send the job's outcome to all hosts, and give it to the supervisor."""
+        """Send the job's outcome to all hosts, and give it to the supervisor.
+
+        Raises RuntimeError, a defect, if the job has an outcome already.
+        """
         self._phases.must("finish")
         self._outcome = outcome
         self._send_all("finish", **outcome_fields(outcome))
@@ -549,7 +566,7 @@ class Leader:
 
 def shorten_list(hosts: Sequence[str]) -> str:
     """Return the first ten hosts as text: ``algo-1, algo-2``, then ``... and 5 more``."""
-    shown = ", ".join(hosts[:_SHOWN_HOSTS])
-    if len(hosts) > _SHOWN_HOSTS:
-        shown += f" and {len(hosts) - _SHOWN_HOSTS} more"
+    shown = ", ".join(hosts[:_MAX_SHOWN_HOSTS])
+    if len(hosts) > _MAX_SHOWN_HOSTS:
+        shown += f" and {len(hosts) - _MAX_SHOWN_HOSTS} more"
     return shown

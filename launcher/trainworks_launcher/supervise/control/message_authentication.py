@@ -17,6 +17,9 @@ LEADER, WORKER = "leader", "worker"
 SEAL_BYTES = 65
 """Size of a seal: a blank and 64 hexadecimal digits."""
 
+_COUNT_BYTES = 8
+"""Size of the number of a message in its seal."""
+
 
 class Seal:
     """The seals of one connection, on one side."""
@@ -74,5 +77,8 @@ class Seal:
 
 
 def _seal(key: bytes, count: int, line: bytes) -> bytes:
-    """Return the HMAC of a number and a line, as 64 hexadecimal digits."""
-    return hmac.digest(key, count.to_bytes(8, "big") + line, "sha256").hex().encode()
+    """Return the HMAC of a number and a line, as 64 hexadecimal digits.
+
+    count: below 2**64; a larger one raises OverflowError.
+    """
+    return hmac.digest(key, count.to_bytes(_COUNT_BYTES, "big") + line, "sha256").hex().encode()

@@ -100,7 +100,8 @@ def seconds(value: Json) -> float:
     return float(min(value, _DAY))
 
 
-_DAY = 86400
+_DAY = 86400  # seconds
+_STATUS_BITS = 0xFF
 
 
 def outcome_fields(outcome: Outcome) -> dict[str, Json]:
@@ -112,11 +113,11 @@ def outcome_fields(outcome: Outcome) -> dict[str, Json]:
         "rank": outcome.rank,
         "notes": list(outcome.notes),
         "again": outcome.again,
-        **{name: getattr(outcome, name) for name in _TEXTS},
+        **{name: getattr(outcome, name) for name in _TEXT_FIELDS},
     }
 
 
-_TEXTS = ("cause", "memory", "place", "end", "frames", "message", "own", "stopped", "unsaved")
+_TEXT_FIELDS = ("cause", "memory", "place", "end", "frames", "message", "own", "stopped", "unsaved")
 
 
 def read_outcome(message: Message, sender: str) -> Outcome:
@@ -131,7 +132,8 @@ def read_outcome(message: Message, sender: str) -> Outcome:
         cause that says so.
     """
     kind = text(message.get("outcome"))
-    status = number(message.get("status")) & 0xFF
+    # An exit status has eight bits.
+    status = number(message.get("status")) & _STATUS_BITS
     host = one_line(message.get("host")) or sender
     default_cause = ""
     if kind not in (SUCCEEDED, FAILED, STOPPED):
@@ -151,7 +153,7 @@ def read_outcome(message: Message, sender: str) -> Outcome:
         again=message.get("again") is True,
         restarts=0,
         lost_steps=None,
-        **{name: words(message.get(name)) for name in _TEXTS},
+        **{name: words(message.get(name)) for name in _TEXT_FIELDS},
     )
     if outcome.text.strip():
         return outcome
@@ -162,12 +164,13 @@ def _read_rank(value: Json) -> int:
     """Return a rank from another host; -1 if the value is not a rank."""
     if not isinstance(value, int) or isinstance(value, bool):
         return -1
-    if not 0 <= value < _RANKS:
+    if not 0 <= value < _MAX_RANKS:
         return -1
     return value
 
 
-_RANKS = 1 << 31
+_MAX_RANKS = 1 << 31
+"""A rank is below this number: programs keep ranks in 32 bits."""
 
 
 def suspect_fields(suspect: Suspect, now: float) -> dict[str, Json]:
@@ -197,7 +200,8 @@ def read_suspect(message: Message, sender: str, now: float) -> Suspect:
         now: When it came (monotonic clock of this host, which the result's times have).
     """
     # A status of 0 means that the sender does not know it: so it is kept.
-    outcome = read_outcome(message, sender)._replace(status=number(message.get("status")) & 0xFF)
+    status = number(message.get("status")) & _STATUS_BITS
+    outcome = read_outcome(message, sender)._replace(status=status)
     try:
         kind = Kind(text(message.get("evidence")))
     except ValueError:

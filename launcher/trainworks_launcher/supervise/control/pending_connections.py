@@ -20,7 +20,8 @@ ROOM = 256
 PATIENCE_SECONDS = 10.0
 """Time in which such a connection has to join."""
 
-_LOGGED_ADDRESSES = 5
+_MAX_LOGGED_ADDRESSES = 5
+"""Number of addresses whose first dropped connection has a line in the log."""
 
 
 class PendingConnections:
@@ -37,7 +38,9 @@ class PendingConnections:
         self._log = log
         self._by_address: dict[str, list[Connection]] = {}
         self._count = 0
-        self._dropped_addresses: dict[str, None] = {}  # in order
+        # A set in the order of its entries: the values mean nothing. It holds the logged addresses,
+        # and one more after the line that no further one is logged.
+        self._dropped_addresses: dict[str, None] = {}
 
     def __iter__(self) -> Iterator[Connection]:
         """Yield all connections; they may be removed meanwhile."""
@@ -49,10 +52,10 @@ class PendingConnections:
     def named(self) -> list[str]:
         """Return the first five addresses of connections that did not join, dropped or not."""
         addresses = [*self._dropped_addresses, *self._by_address]
-        return list(dict.fromkeys(addresses))[:_LOGGED_ADDRESSES]
+        return list(dict.fromkeys(addresses))[:_MAX_LOGGED_ADDRESSES]
 
     def add(self, connection: Connection) -> None:
-        """Add a new connection; in a full room another one is dropped first."""
+        """Add a new connection; in a full room another one is dropped first, as ``make_room``."""
         if self._count >= self._room:
             self.make_room()
         self._by_address.setdefault(connection.address, []).append(connection)
@@ -75,17 +78,19 @@ class PendingConnections:
                 del self._by_address[connection.address]
 
     def drop(self, connection: Connection, reason: str) -> None:
-        """Close and forget a connection; log the reason.
+        """Close and forget a connection; log the reason, for people.
 
-        Only the first connection of an address is logged, and only five addresses.
+        Only the first connection of an address is logged, and only five addresses. The sixth
+        address has the line that further ones are not logged.
         """
         self.remove(connection)
         connection.close()
         is_logged = connection.address in self._dropped_addresses
-        if is_logged or len(self._dropped_addresses) > _LOGGED_ADDRESSES:
+        # More addresses than lines: the last line has been written.
+        if is_logged or len(self._dropped_addresses) > _MAX_LOGGED_ADDRESSES:
             return
         self._dropped_addresses[connection.address] = None
-        if len(self._dropped_addresses) <= _LOGGED_ADDRESSES:
+        if len(self._dropped_addresses) <= _MAX_LOGGED_ADDRESSES:
             self._log(
                 f"dropped a connection from {connection.address}: {reason}; more from that address"
                 " are not logged"

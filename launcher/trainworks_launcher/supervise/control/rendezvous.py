@@ -30,6 +30,8 @@ from trainworks_launcher.supervise.event_loop import Loop
 from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome
 
 _CONNECT_SECONDS = 5.0
+"""Limit of a try to connect."""
+
 _ANSWER_SECONDS = 15.0
 """From the connection to the welcome; a leader that is busy with many hosts takes some of it."""
 
@@ -42,10 +44,12 @@ _FOREIGN_SECONDS = 45.0
 A leader that finds its port taken ends.
 """
 
+# The pause between two tries grows by the factor, from the first to the longest one.
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 1.0
 _PAUSE_FACTOR = 1.5
-_LOGGED_REASONS = 5
+_MAX_LOGGED_REASONS = 5
+"""Different reasons that are logged, and kept for the outcome."""
 
 
 class LeaderConnection(NamedTuple):
@@ -286,6 +290,7 @@ class Search:
         """
         soon = time.monotonic() + names.REFUSAL_LIMIT_SECONDS
         if soon < self._deadline:
+            # 0: the outcome does not name a limit of time, because that is not the reason.
             self._deadline, self._reasons.limit = soon, 0.0
 
     def _distrust(self, connection: Connection, reason: str) -> None:
@@ -342,7 +347,7 @@ class _Reasons:
         self._control = control
         self.lost = ""
         self._log = log
-        self._noted: dict[str, None] = {}  # in order
+        self._noted: dict[str, None] = {}  # a set in order: the values mean nothing
 
     def note(self, reason: str) -> None:
         """Log a reason once, and keep it for the outcome; only the first five.
@@ -350,7 +355,7 @@ class _Reasons:
         Args:
             reason: For example ``it has already joined``.
         """
-        if reason not in self._noted and len(self._noted) < _LOGGED_REASONS:
+        if reason not in self._noted and len(self._noted) < _MAX_LOGGED_REASONS:
             self._noted[reason] = None
             self._log(f"{self._control.leader} does not let this host in yet: {reason}")
 

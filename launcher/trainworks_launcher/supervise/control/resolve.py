@@ -62,7 +62,8 @@ class Lookup:
             rows = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
             self._addresses = [(row[0], row[4]) for row in rows]
         except (OSError, UnicodeError) as error:
-            # A UnicodeError (a part of the name is too long) has no strerror.
+            # Python's own codec refuses a name with a part that is too long: a UnicodeError, which
+            # has no strerror.
             cause = getattr(error, "strerror", "") or error
             self._reason = f"cannot resolve the name {name}: {cause}"
         # The reader's end becomes readable, which wakes the loop.

@@ -37,8 +37,9 @@ ASK_AFTER_SECONDS = 10.0
 """Seconds from the begin; most hosts of a job start within this time of each other."""
 
 _CONNECT_SECONDS = 5.0
+"""Limit of a try to connect to another leader."""
 
-_ASKED_HOSTS = 8
+_MAX_ASKED_HOSTS = 8
 """Limit of hosts that are asked: one rival is enough."""
 
 _HOST_CHARACTERS = 64
@@ -69,6 +70,7 @@ class Rivals:
         self._lookups: list[Lookup] = []
         self._attempts: list[Attempt] = []
         self._connections: list[Connection] = []
+        # Of questions, this host's and those of others: the values that a proof covers.
         self._transcripts: dict[Connection, handshake.Transcript] = {}
         self._nonces: set[str] = set()  # of this host's own questions
 
@@ -79,7 +81,7 @@ class Rivals:
             hosts: Names or addresses.
             port: Their control port.
         """
-        for host in hosts[:_ASKED_HOSTS]:
+        for host in hosts[:_MAX_ASKED_HOSTS]:
             self._lookups.append(Lookup(self._loop, host, port, self._connect))
 
     def close(self) -> None:
@@ -164,7 +166,11 @@ class Rivals:
 
     # --- answering --------------------------------------------------------------------------------
     def _answer(self, connection: Connection, message: Message) -> bool:
-        """Answer a question: this host leads the job. Return False if it is of another job."""
+        """Answer a question: this host leads the job. Return False if it is of another job.
+
+        The answer has this host's proof, for which the other end then sends its own. A question of
+        this host itself only closes the connection.
+        """
         nonce = handshake.read_nonce(message.get("nonce"))
         job = mapping(message.get("job"))
         different = identity.differences(self._own.job, message.get("job"))

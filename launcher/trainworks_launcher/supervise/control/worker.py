@@ -99,7 +99,10 @@ class Worker:
             self._send("suspect", **suspect_fields(suspect, time.monotonic()))
 
     def ended(self, outcome: Outcome) -> None:
-        """Report the end of this host's command; without a leader, that is the job's outcome."""
+        """Report the end of this host's command; without a leader, that is the job's outcome.
+
+        "Without": no leader has admitted this host, or the leader is gone.
+        """
         if self._phases.take("ended"):
             self._send("ended", **outcome_fields(outcome))
         else:
@@ -251,6 +254,7 @@ class Worker:
         connection, limit = self._connection, self._limits.heartbeat
         interval = heartbeat_interval(limit)
         if connection is not None and connection.open:
+            # Seconds of silence; 0 while the leader is not lost.
             silent = connection.is_lost(limit)
             if silent:
                 connection.close()

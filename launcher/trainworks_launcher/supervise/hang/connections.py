@@ -16,10 +16,15 @@ from typing import Iterable, Iterator, Mapping
 
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
-_REQUEST_AND_DUMP = 0x301
-_DONE, _ERROR = 3, 2
-_INFO = 2  # INET_DIAG_INFO
-_ANY_STATE = 0xFFF
+_REQUEST_AND_DUMP = 0x301  # NLM_F_REQUEST and NLM_F_DUMP: all connections, not one
+_DONE, _ERROR = 3, 2  # NLMSG_DONE, NLMSG_ERROR: kinds of the last answer
+_INFO = 2  # INET_DIAG_INFO: the attribute with the tcp_info
+_ANY_STATE = 0xFFF  # a bit for each state of a TCP connection
+_ANSWER_SECONDS = 1.0
+_ANSWER_BYTES = 1 << 16
+_ALIGNMENT = 4  # NLMSG_ALIGNTO, RTA_ALIGNTO
+_ATTRIBUTE = struct.Struct("=HH")  # rtattr: length with this header, kind
+_INODE = struct.Struct("=I")
 _HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, kind, flags, number, port
 _QUESTION = struct.Struct("=BBBBI48x")  # inet_diag_req_v2: family, protocol, extensions, states
 _MESSAGE_BYTES, _INODE_AT = 72, 68  # inet_diag_msg
@@ -68,17 +73,16 @@ def _connections(family: int) -> Iterator[tuple[int, int]]:
         _HEADER.size + len(question), _SOCK_DIAG_BY_FAMILY, _REQUEST_AND_DUMP, 1, 0
     )
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
-        kernel.settimeout(1.0)
+        kernel.settimeout(_ANSWER_SECONDS)
         kernel.send(header + question)
         while True:
-            data = kernel.recv(1 << 16)
+            data = kernel.recv(_ANSWER_BYTES)
             while len(data) >= _HEADER.size:
                 length, kind, *_ = _HEADER.unpack_from(data)
                 if kind in (_DONE, _ERROR) or length < _HEADER.size:
                     return
                 yield _parse_connection(data[_HEADER.size : length])
-                # The next message begins at a multiple of four bytes.
-                data = data[(length + 3) & ~3 :]
+                data = data[_align(length) :]
 
 
 def _parse_connection(message: bytes) -> tuple[int, int]:
@@ -87,13 +91,18 @@ def _parse_connection(message: bytes) -> tuple[int, int]:
     Returns:
         (inode, bytes); 0 bytes if the kernel does not count. Raises struct.error if it is cut off.
     """
-    (inode,) = struct.unpack_from("=I", message, _INODE_AT)
+    (inode,) = _INODE.unpack_from(message, _INODE_AT)
     place = _MESSAGE_BYTES
-    while place + 4 <= len(message):
-        length, kind = struct.unpack_from("=HH", message, place)
+    while place + _ATTRIBUTE.size <= len(message):
+        length, kind = _ATTRIBUTE.unpack_from(message, place)
         # Older kernels have a shorter tcp_info, without the two counters.
-        if kind == _INFO and length >= 4 + _BYTES_AT + _BYTES.size:
-            return inode, sum(_BYTES.unpack_from(message, place + 4 + _BYTES_AT))
-        # A length below 4 is malformed, and would not end the loop.
-        place += max(4, (length + 3) & ~3)
+        if kind == _INFO and length >= _ATTRIBUTE.size + _BYTES_AT + _BYTES.size:
+            return inode, sum(_BYTES.unpack_from(message, place + _ATTRIBUTE.size + _BYTES_AT))
+        # A length below that of the header is malformed, and would not end the loop.
+        place += max(_ATTRIBUTE.size, _align(length))
     return inode, 0
+
+
+def _align(length: int) -> int:
+    """Round a length up: the next message, or attribute, begins at a multiple of four bytes."""
+    return (length + _ALIGNMENT - 1) & ~(_ALIGNMENT - 1)

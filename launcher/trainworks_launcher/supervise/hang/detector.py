@@ -55,8 +55,15 @@ _NEVER_SECONDS = 2 * LONGEST_SECONDS
 alone, and a new sample is taken.
 """
 
-_LONGEST_PAUSE_AFTER_NONE = 600.0
-_FILES = 20
+_LONGEST_PAUSE_AFTER_FAILURES = 600.0
+"""Seconds between two samples at most, where samples do not return."""
+
+_MAX_DOUBLINGS = 10
+"""How often the pause is doubled after samples that do not return."""
+
+_MAX_REPORTS = 20
+"""Limit of the hangs of one job whose stacks are written to files."""
+
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 """Seconds between two samples."""
 
@@ -149,17 +156,17 @@ class HangDetector:
         self._before: Sample | None = None  # the last sample of this stall
         self._history = StackHistory()
         self._is_quiet = False  # as the leader knows it
-        self._turn = 0
+        self._turn = 0  # number of the tick that is planned
         self._unanswered = 0  # samples in a row that did not return
-        self._is_over = False
+        self._is_over = False  # ``end`` was called
         self._stacks = ""  # of the last final sample, for the report
         self._written_reports = 0
         self.idle = 0.0
         # Of the leader:
         self._quiet_hosts: set[str] = set()
-        self._round = 0
-        self._is_round_open = False
-        self._reported = False
+        self._round = 0  # number of the last question
+        self._is_round_open = False  # answers to that question are awaited
+        self._reported = False  # the present hang
         self._rows: dict[str, list[Row]] = {}
         self._records: list[Json] = []
         self._ras: list[str] = []
@@ -201,7 +208,7 @@ class HangDetector:
     def _tick(self) -> None:
         """Count the writes of the ranks if there is new output, then take a sample if one is due.
 
-        The next tick is planned at the end.
+        Returns at once: both are done in a thread. The next tick is planned at the end.
         """
         roots, printed = self._context.roots(), self._context.printed()
         # The output of ranks that search for the others repeats the same warning.
@@ -305,8 +312,9 @@ class HangDetector:
     def _take_final_sample(self, round_: int) -> None:
         """Sample this host for a report, and send the leader the place of each rank.
 
-        Nothing is sent if there was progress meanwhile. The stacks are not sent, but kept for this
-        host's report.
+        Returns at once: ``take`` runs in a thread, and ``answer`` later in the loop. Nothing is
+        sent if there was progress meanwhile. The stacks are not sent, but kept for this host's
+        report. The place of a rank is what it does, with its line of code (``Row``).
 
         Args:
             round_: Number of the leader's question, which the answer repeats.
@@ -489,7 +497,7 @@ class HangDetector:
         """
         for line in text.splitlines():
             self._context.log(line)
-        if not self._stacks or self._written_reports >= _FILES:
+        if not self._stacks or self._written_reports >= _MAX_REPORTS:
             return ""
         self._written_reports += 1
         stem = "hang"
@@ -558,8 +566,8 @@ class HangDetector:
                 )
             # Each sample that does not return keeps a thread, so they become rare. The exponent is
             # bounded, because a job may run for weeks.
-            pause = _pause(self._context.limit) * 2 ** min(self._unanswered, 10)
-            self._tick_in(min(pause, _LONGEST_PAUSE_AFTER_NONE))
+            pause = _pause(self._context.limit) * 2 ** min(self._unanswered, _MAX_DOUBLINGS)
+            self._tick_in(min(pause, _LONGEST_PAUSE_AFTER_FAILURES))
 
         # A tuple, because the loop reports work without a result as None.
         self._loop.look(lambda: (work(),), _NEVER_SECONDS, done)

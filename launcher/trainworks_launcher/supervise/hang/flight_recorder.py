@@ -25,6 +25,8 @@ from trainworks_launcher.contract.json_values import Json, mapping, printable
 from trainworks_launcher.supervise.hang.missing_collectives import format_ranks
 
 _LOOK_SECONDS = 0.1
+"""Seconds between two looks for the records of the ranks."""
+
 _RECORD_BYTES = 64 << 20
 """Size of a record that is read."""
 
@@ -156,7 +158,7 @@ def _extract_calls(rank: int, dump: Any) -> dict[str, Json]:
     groups: dict[str, Json] = {}
     last_numbers: dict[str, int] = {}
     open_calls: list[Json] = []
-    count: Counter[str] = Counter()
+    count: Counter[str] = Counter()  # open calls so far: of a group, or of one kind of call to one
     for entry in dump["entries"]:
         name, description = (
             printable(str(word))[:_NAME_CHARACTERS] for word in entry["process_group"]

@@ -16,6 +16,7 @@ from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 from trainworks_launcher.contract.json_values import Json, printable
 
 _LINES = 4
+"""Number of lines that a result has at most."""
 
 
 class Call(NamedTuple):
@@ -71,7 +72,12 @@ class _Open(NamedTuple):
 
 
 class _Record(NamedTuple):
-    """The record of one rank. groups: name -> group."""
+    """What the flight recorder of one rank shows: the groups of the rank, and its open calls.
+
+    Attributes:
+        groups: Name -> group, for the groups that the rank is in.
+        open_calls: The calls of the rank that have not ended, the earliest first.
+    """
 
     groups: Mapping[str, _Group]
     open_calls: Sequence[_Open]
@@ -171,8 +177,8 @@ def _find_waits(records: Mapping[int, _Record]) -> _Waits:
     Of several calls between two ranks the first one counts.
     """
     waits: dict[int, dict[int, Call]] = {}
-    late: dict[Call, list[int]] = {}
-    to_one: dict[tuple[int, int], Call] = {}
+    late: dict[Call, list[int]] = {}  # collective -> the ranks that have not made it
+    to_one: dict[tuple[int, int], Call] = {}  # (rank, the one rank that it calls) -> the call
     members = _collect_members(records)
     for rank, record in records.items():
         for call, peer in record.open_calls:
@@ -228,6 +234,7 @@ def _ranks_at_fault(waits: _Waits, records: Mapping[int, _Record]) -> tuple[int,
     waiters: Counter[int] = Counter()
     for row in waits.values():
         waiters.update(row.keys())
+    # At most one other rank: the one with the second most waiters.
     (most_awaited, count), *others = waiters.most_common(2)
     is_tie = any(other_count == count for _, other_count in others)
     if is_tie:
@@ -244,17 +251,19 @@ def _write_lines(
     """Write a line for each call that some of these ranks have not made.
 
     For example ``rank 3 has not called all_reduce of default_pg (call 17), in which ranks 0-2
-    wait``.
+    wait``. A rank is in one line only, also if others wait for it in several calls.
 
     Args:
         ranks: The ranks; others wait for each of them.
-        waits: Which rank waits for which.
-        records: All records; a rank without one has ``left no record of`` the call.
+        waits: Rank that waits -> (rank that it waits for -> the call in which it waits).
+        records: Rank -> what its flight recorder shows. A rank whose recorder left nothing is not
+            a key, and has ``left no record of`` the call.
         group_names: Name of a group -> its name for people.
     """
     # A call, and whether the ranks have a record -> the ranks. Without a record nothing is known.
     missing_from: dict[tuple[Call, bool], list[int]] = {}
     for rank in ranks:
+        # Call -> number of the ranks that wait in it for this rank.
         calls = Counter(row[rank] for row in waits.values() if rank in row)
         # The call that most ranks wait in; of several the earliest.
         call = max(calls, key=lambda call: (calls[call], -call.seq))
@@ -262,6 +271,7 @@ def _write_lines(
 
     lines = []
     for (call, has_record), absent in missing_from.items():
+        # The ranks that wait in this call for one of the absent ones.
         waiting = []
         for rank, row in waits.items():
             if call in (row.get(other) for other in absent):
@@ -300,16 +310,25 @@ def _find_mismatch(
 
 
 def _describe_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks for people: ``rank 3``, ``ranks 0-7,9``."""
     if len(ranks) > 1:
         return f"ranks {format_ranks(ranks)}"
     return f"rank {format_ranks(ranks)}"
 
 
 def _describe_call(call: Call, group_names: Mapping[str, str]) -> str:
+    """Return a call for people: ``nccl:all_reduce of default_pg (call 17)``.
+
+    A call to a single rank has no number.
+    """
     words = f"{call.name} of {group_names.get(call.group, call.group)}"
     if call.seq >= 0:
         words += f" (call {call.seq})"
     return words
+
+
+_SHORTEST_RUN = 3
+"""Ranks with equal distances from which a range is written."""
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
@@ -321,7 +340,8 @@ def format_ranks(ranks: Iterable[int]) -> str:
     rest = sorted(set(ranks))
     while rest:
         count, step = _run_at_start(rest)
-        if count < 3:
+        # Two ranks with any distance are no run: they are written one by one.
+        if count < _SHORTEST_RUN:
             parts.append(str(rest.pop(0)))
             continue
         part = f"{rest[0]}-{rest[count - 1]}"

@@ -11,6 +11,8 @@ import time
 
 _ADDRESS = "localhost:28028"
 _REPORT_BYTES = 1 << 20
+_READ_BYTES = 65536
+_LEAST_WAIT = 0.01  # seconds
 _REMARKS = 6
 """Lines of the report that are shown."""
 
@@ -32,8 +34,9 @@ def nccl_report(seconds: float, address: str = "") -> str:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=seconds) as connection:
             connection.sendall(b"verbose status\n")
             while len(report) < _REPORT_BYTES:
-                connection.settimeout(max(0.01, deadline - time.monotonic()))
-                chunk = connection.recv(65536)
+                # At least a moment: 0 would mean not to wait at all, and is refused if negative.
+                connection.settimeout(max(_LEAST_WAIT, deadline - time.monotonic()))
+                chunk = connection.recv(_READ_BYTES)
                 if not chunk:
                     break
                 report += chunk

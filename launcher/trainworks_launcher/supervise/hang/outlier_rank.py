@@ -10,29 +10,35 @@ from trainworks_launcher.supervise.control.messages import one_line
 from trainworks_launcher.supervise.hang.missing_collectives import MissingCalls
 from trainworks_launcher.supervise.hang.stacks import Frame, Thread, main_thread
 
-_COLLECTIVES = re.compile(
+_COLLECTIVE_FILES = re.compile(
     r"/torch/distributed/(distributed_c10d|_functional_collectives)\.py$"
     r"|/horovod/\w+/mpi_ops\.py$|/mpi4py/util/\w+\.py$"
 )
 """Files with public functions in which a rank waits for others."""
 
-_TO_ONE = re.compile(r"send|recv|probe", re.IGNORECASE)
+_CALL_TO_ONE_RANK = re.compile(r"send|recv|probe", re.IGNORECASE)
 """Of those functions, and of MPI's and NCCL's: those that wait for one other rank, and are no
 collectives.
 """
 
-_STOPPED = {
+_STOPPED_STATES = {
     "T": "stopped (state T, by a signal such as SIGSTOP)",
     "t": "stopped by a debugger (state t)",
 }
 """State of proc(5) -> its meaning."""
 
-_LIBRARIES = ("/torch/distributed/", "/horovod/", "/mpi4py/")
-_DATA = "/torch/utils/data/"
-_SHOWN = 3
-_LONGEST = 160
-_FRAMES = 8
-_PLACES = 24
+_COLLECTIVE_LIBRARIES = ("/torch/distributed/", "/horovod/", "/mpi4py/")
+_DATA_LOADER_FILES = "/torch/utils/data/"
+_MAX_SHOWN = 3
+"""Limit of outliers, and of groups of other ranks, in the cause."""
+
+_MAX_CHARACTERS = 160
+"""Limit of each text in a host's message."""
+
+_MAX_FRAMES = 8
+"""Limit of the frames of a rank, innermost first."""
+
+_MAX_PLACES = 24
 """Limit of different places in a host's message."""
 
 
@@ -90,16 +96,16 @@ def documents(rows: Sequence[Row]) -> list[Json]:
         ranks.setdefault(place, []).append(row.rank)
 
     messages: list[Json] = []
-    for group, row in list(first_rows.items())[:_PLACES]:
-        frames: list[Json] = [frame[:_LONGEST] for frame in row.frames]
+    for group, row in list(first_rows.items())[:_MAX_PLACES]:
+        frames: list[Json] = [frame[:_MAX_CHARACTERS] for frame in row.frames]
         messages.append(
             {
-                "host": row.host[:_LONGEST],
+                "host": row.host[:_MAX_CHARACTERS],
                 "ranks": ranks[group],
                 "kind": row.kind,
-                "what": row.detail[:_LONGEST],
-                "place": row.place[:_LONGEST],
-                "why": row.why[:_LONGEST],
+                "what": row.detail[:_MAX_CHARACTERS],
+                "place": row.place[:_MAX_CHARACTERS],
+                "why": row.why[:_MAX_CHARACTERS],
                 "frames": frames,
             }
         )
@@ -115,15 +121,15 @@ def read_documents(host: str, message: Json) -> list[Row]:
         ranks = document.get("ranks")
         if not isinstance(ranks, list):
             continue
-        frames = texts(document.get("frames"))[:_FRAMES]
+        frames = texts(document.get("frames"))[:_MAX_FRAMES]
         row = Row(
             rank=-1,
-            host=one_line(document.get("host"), _LONGEST) or host,
-            kind=one_line(document.get("kind"), _LONGEST),
-            detail=one_line(document.get("what"), _LONGEST),
-            place=one_line(document.get("place"), _LONGEST),
-            why=one_line(document.get("why"), _LONGEST),
-            frames=tuple(one_line(line, _LONGEST) for line in frames),
+            host=one_line(document.get("host"), _MAX_CHARACTERS) or host,
+            kind=one_line(document.get("kind"), _MAX_CHARACTERS),
+            detail=one_line(document.get("what"), _MAX_CHARACTERS),
+            place=one_line(document.get("place"), _MAX_CHARACTERS),
+            why=one_line(document.get("why"), _MAX_CHARACTERS),
+            frames=tuple(one_line(line, _MAX_CHARACTERS) for line in frames),
         )
         rows += [row._replace(rank=rank) for rank in ranks if isinstance(rank, int)]
     return rows
@@ -148,7 +154,11 @@ class RankSample(NamedTuple):
 
 
 def row_of(rank: int, host: str, sample: RankSample) -> Row:
-    """Find the place of a rank."""
+    """Find the place of a rank.
+
+    The first of these that fits: stopped, waits for a file, in a collective, in a data loader, in
+    the user's code; else ``kernel``, which has no Python stack.
+    """
     frames = [frame for frame in _main_frames(sample.threads) if not frame.native]
     own = _innermost_of_user(frames)
     row = Row(
@@ -157,10 +167,10 @@ def row_of(rank: int, host: str, sample: RankSample) -> Row:
         kind="kernel",
         detail=sample.waits,
         place=own.place if own is not None else "",
-        frames=tuple(f"{frame.name} ({frame.place})" for frame in frames[:_FRAMES]),
+        frames=tuple(f"{frame.name} ({frame.place})" for frame in frames[:_MAX_FRAMES]),
     )
-    if sample.state in _STOPPED:
-        return row._replace(kind="stopped", detail=_STOPPED[sample.state])
+    if sample.state in _STOPPED_STATES:
+        return row._replace(kind="stopped", detail=_STOPPED_STATES[sample.state])
     if sample.path:
         return row._replace(kind="opens", detail=sample.path)
 
@@ -169,7 +179,7 @@ def row_of(rank: int, host: str, sample: RankSample) -> Row:
     collective = _collective(frames) or _native_collective(native_frames)
     if collective:
         return row._replace(kind="collective", detail=collective)
-    if any(_DATA in frame.file for frame in frames):
+    if any(_DATA_LOADER_FILES in frame.file for frame in frames):
         return row._replace(kind="data", detail="DataLoader")
     if own is not None:
         return row._replace(kind="code", detail=own.name)
@@ -204,22 +214,25 @@ def waits_in_a_package(threads: Sequence[Thread]) -> bool:
     for frame in _main_frames(threads):
         if frame.native or frame.is_standard:
             continue
-        of_torch = any(library in frame.file for library in ("/torch/", *_LIBRARIES))
+        of_torch = any(library in frame.file for library in ("/torch/", *_COLLECTIVE_LIBRARIES))
         return not frame.is_own and not of_torch
     return False
 
 
 def _collective(frames: Sequence[Frame]) -> str:
-    """Return the collective in which a stack waits, ``""`` for none."""
+    """Return the collective in which a stack waits, ``""`` for none.
+
+    frames: innermost first. The search ends at the user's code.
+    """
     for frame in frames:
         if frame.is_own:
             return ""
-        if _COLLECTIVES.search(frame.file) and not frame.name.startswith("_"):
+        if _COLLECTIVE_FILES.search(frame.file) and not frame.name.startswith("_"):
             return frame.name
     return ""
 
 
-_NATIVE = re.compile(
+_NATIVE_CALL = re.compile(
     r"^P?(MPI_[A-Z][a-z]+(?:_[a-z]+)*)$|^(nccl[A-Z]\w+)|^(?:cuda|cu)(StreamSynchronize|EventSynchronize|DeviceSynchronize)"
 )
 """Functions of compiled libraries in which a rank waits for others, or for its GPU, which may wait
@@ -230,7 +243,7 @@ for others in NCCL.
 def _native_collective(frames: Sequence[Frame]) -> str:
     """Return the outermost call of compiled code in which a thread waits, ``""`` for none."""
     for frame in reversed(frames):
-        call = _NATIVE.match(frame.name)
+        call = _NATIVE_CALL.match(frame.name)
         if frame.native and call is not None:
             return next(name for name in call.groups() if name)
     return ""
@@ -301,11 +314,11 @@ def _groups_of(rows: Sequence[Row]) -> list[list[Row]]:
 
 def _parts_of_cause(groups: Sequence[Sequence[Row]], outliers: Sequence[Row]) -> list[str]:
     """Return the parts of the cause: the outliers, then the largest groups of the others."""
-    parts = [_describe(row) for row in outliers[:_SHOWN]]
-    if len(outliers) > _SHOWN:
-        parts.append(f"{len(outliers) - _SHOWN} more differ")
+    parts = [_describe(row) for row in outliers[:_MAX_SHOWN]]
+    if len(outliers) > _MAX_SHOWN:
+        parts.append(f"{len(outliers) - _MAX_SHOWN} more differ")
     others = [group for group in groups if group[0] not in outliers]
-    for group in sorted(others, key=len, reverse=True)[:_SHOWN]:
+    for group in sorted(others, key=len, reverse=True)[:_MAX_SHOWN]:
         if len(groups) == 1:
             subject = f"all {len(group)} ranks"
         elif outliers:
@@ -320,7 +333,12 @@ def _parts_of_cause(groups: Sequence[Sequence[Row]], outliers: Sequence[Row]) ->
 
 
 def _find_outliers(groups: Sequence[Sequence[Row]]) -> list[Row]:
-    """Return the ranks for which the others wait, if the rows show that."""
+    """Return the ranks for which the others wait, if the rows show that; ``[]`` if not.
+
+    In this order: ranks in a call to one rank, where others are in calls to all; ranks outside of
+    collectives, where others are in one; stopped ranks, and ranks that wait for a file; the ranks
+    that are not in the largest group.
+    """
     waiting = [group for group in groups if group[0].kind == "collective"]
     stopped: list[Row] = []
     apart: list[Row] = []
@@ -333,7 +351,7 @@ def _find_outliers(groups: Sequence[Sequence[Row]]) -> list[Row]:
         return stopped
 
     if len(waiting) == len(groups):
-        to_one = [group for group in waiting if _TO_ONE.search(group[0].detail)]
+        to_one = [group for group in waiting if _CALL_TO_ONE_RANK.search(group[0].detail)]
         if to_one and len(to_one) < len(waiting):
             # These wait for one rank, and the others for all ranks.
             return _flat(to_one)
@@ -377,7 +395,7 @@ def _advice(outliers: Sequence[Row], groups: Sequence[Sequence[Row]]) -> str:
         return ""
 
     collectives = [group[0].detail for group in groups if group[0].kind == "collective"]
-    to_one = sorted(name for name in collectives if _TO_ONE.search(name))
+    to_one = sorted(name for name in collectives if _CALL_TO_ONE_RANK.search(name))
     if to_one and len(groups) == 1:
         return f"every rank waits in {to_one[0]}: look at what the other side has called"
     if to_one:

@@ -41,6 +41,9 @@ POLLING_SHARE = 0.05
 _NANOSECONDS = 1e9
 """In a second."""
 
+_LEAST_BETWEEN = 0.001
+"""Seconds between two samples that are reckoned with at least."""
+
 
 class CpuTime(NamedTuple):
     """Time of one thread.
@@ -129,7 +132,7 @@ class StackHistory:
         """
         for pid, process in sample.processes.items():
             stacks = self._stacks.setdefault((pid, process.started), set())
-            if len(stacks) >= _STACKS:
+            if len(stacks) >= _MAX_STACKS:
                 stacks.clear()
             stacks.add(process.stack)
 
@@ -144,7 +147,7 @@ class StackHistory:
         return process.stack in self._stacks.get((pid, process.started), ())
 
 
-_STACKS = 64
+_MAX_STACKS = 64
 """Different stacks of a process that are remembered."""
 
 
@@ -167,14 +170,14 @@ def find_progress(before: Sample, after: Sample, history: StackHistory | None = 
     Returns:
         The progress in words, for example ``a stack changed``; ``""`` for none.
     """
-    seconds = max(after.at - before.at, 0.001)
+    seconds = max(after.at - before.at, _LEAST_BETWEEN)
     if after.heartbeat != before.heartbeat:
         return "the heartbeat file was written"
     if after.roots != before.roots:
         return "the ranks are other processes"
-    pairs: list[_Pair] = []
-    fresh_stacks: list[_Pair] = []
-    new: list[Process] = []
+    pairs: list[_Pair] = []  # the processes of both samples
+    fresh_stacks: list[_Pair] = []  # those with a stack that this stall has not had
+    new: list[Process] = []  # the processes of the second sample only
     for pid, process in after.processes.items():
         old = before.processes.get(pid)
         if old is None or old.started != process.started:
@@ -268,6 +271,7 @@ def _only_polls(pair: _Pair, seconds: float) -> bool:
     now, before = pair
     if not (now.sleeps or before.sleeps):
         return False
+    # 0: the kernel does not count the time of threads.
     if not 0 < before.main.ran <= now.main.ran:
         return False
     if _running_share(now.main, before.main, seconds) >= POLLING_SHARE:

@@ -16,9 +16,10 @@ Line = Sequence["tuple[str, str]"]
 """Pieces of a line: a text, and the letter that has its colour; ``""`` for none."""
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
-_HOSTS = 20
-_RANKS = 64
-_PLACES = 8
+# Hosts that have a line, ranks in a line, and places in the legend.
+_MAX_HOSTS = 20
+_MAX_RANKS = 64
+_MAX_PLACES = 8
 _HEADING = "ranks, a letter for the place of each:"
 
 
@@ -45,33 +46,34 @@ def grid(rows: Sequence[Row], outliers: Sequence[Row], silent: Sequence[str] = (
         hosts.setdefault(row.host, []).append(row)
     differ = {row.key for row in outliers}
     by_size = sorted(places, key=lambda key: len(places[key]), reverse=True)
+    # The letters in the order of the alphabet, then a star for each further place.
     letters = {}
     for key, letter in zip(by_size, chain(_LETTERS, "*" * len(by_size))):
         letters[key] = letter.upper() if key in differ else letter
 
     shown = list(hosts)
-    if len(hosts) > _HOSTS:
+    if len(hosts) > _MAX_HOSTS:
         hosts_with_outliers = {row.host for row in rows if row.key in differ}
-        shown = sorted(hosts, key=lambda host: host not in hosts_with_outliers)[:_HOSTS]
+        shown = sorted(hosts, key=lambda host: host not in hosts_with_outliers)[:_MAX_HOSTS]
     width = max(map(len, shown), default=0)
     lines: list[Line] = [[(_HEADING, "")]]
     for host in shown:
         heading = f"  {host:<{width}}  {_numbers(hosts[host]):<9}  "
-        cells = [(letters[row.key], letters[row.key]) for row in hosts[host][:_RANKS]]
-        more = "..." if len(hosts[host]) > _RANKS else ""
+        cells = [(letters[row.key], letters[row.key]) for row in hosts[host][:_MAX_RANKS]]
+        more = "..." if len(hosts[host]) > _MAX_RANKS else ""
         lines.append([(heading, ""), *cells, (more, "")])
     if len(hosts) > len(shown):
         lines.append([(f"  and {len(hosts) - len(shown)} more hosts", "")])
-    lines += [[(f"  {host}: no answer", "")] for host in silent[:_HOSTS]]
+    lines += [[(f"  {host}: no answer", "")] for host in silent[:_MAX_HOSTS]]
 
-    for key in sorted(by_size, key=lambda key: key not in differ)[:_PLACES]:
+    for key in sorted(by_size, key=lambda key: key not in differ)[:_MAX_PLACES]:
         group = places[key]
         meaning = f" = {len(group)} {group[0].words(many=len(group) > 1)}"
         if key in differ:
             meaning += " (differs)"
         lines.append([("  ", ""), (letters[key], letters[key]), (meaning, "")])
-    if len(places) > _PLACES:
-        lines.append([(f"  {len(places) - _PLACES} more places", "")])
+    if len(places) > _MAX_PLACES:
+        lines.append([(f"  {len(places) - _MAX_PLACES} more places", "")])
     return lines
 
 
@@ -103,6 +105,12 @@ _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#
 Source: Okabe and Ito, Color Universal Design, 2008.
 """
 
+_GREY = "#808080"
+"""Colour of the places after those with a colour of their own."""
+
+_BASE, _CELL = 14, 18
+"""Pixels from the top of a line to the base of its letters, and the height of a background."""
+
 _STYLE = (
     ":root{color:#1f2328;background:#fff}"
     "@media(prefers-color-scheme:dark){:root{color:#e6edf3;background:#0d1117}}"
@@ -120,7 +128,7 @@ def as_svg(lines: Sequence[Line], heading: str, redact: Callable[[str], str]) ->
     """
     elements: list[str] = []
     for number, line in enumerate([[(heading, "")], *lines]):
-        column, y = 0, _MARGIN + 14 + _LINE * number
+        column, y = 0, _MARGIN + _BASE + _LINE * number
         for text, letter in line:
             shown = printable(redact(text)).replace("\n", " ").replace("\t", " ")
             shown = shown[: _COLUMNS - column]
@@ -142,8 +150,12 @@ def as_svg(lines: Sequence[Line], heading: str, redact: Callable[[str], str]) ->
 
 
 def _cell(letter: str, x: int, y: int) -> str:
-    """Draw the coloured background of one rank."""
+    """Draw the coloured background of one rank, with an edge for an outlier (a capital letter).
+
+    x, y: pixels; y is the base of the letters.
+    """
     place = _LETTERS.find(letter.lower())
-    colour = _COLOURS[place] if 0 <= place < len(_COLOURS) else "#808080"
+    colour = _COLOURS[place] if 0 <= place < len(_COLOURS) else _GREY
     edge = ' stroke="currentColor"' if letter.isupper() else ""
-    return f'<rect x="{x}" y="{y - 14}" width="{_LETTER}" height="18" fill="{colour}"{edge}/>'
+    top, size = y - _BASE, f'width="{_LETTER}" height="{_CELL}"'
+    return f'<rect x="{x}" y="{top}" {size} fill="{colour}"{edge}/>'

@@ -6,6 +6,10 @@ progress. The leader asks every host for the places of its ranks. While a rank i
 the others, all places are logged, once. Then the leader asks again and again, until the ranks have
 found each other. If the job ends before, its failure has the places.
 
+The place of a rank is a sentence about the call in which the rank is. A rank searches while it
+looks for the other ranks. The messages are about the start of the job, so the answer to ``start``
+is called ``started``; it does not say that something has been started.
+
 =======  =========  ==========================================================================
 what     direction  fields
 =======  =========  ==========================================================================
@@ -34,8 +38,12 @@ from trainworks_launcher.supervise.hang.detector import DetectorContext
 from trainworks_launcher.supervise.hang.sampling import LONGEST_SECONDS, Root, Sampler
 from trainworks_launcher.supervise.hang.stacks import Thread, main_thread
 
-_SHOWN_RANKS = 8
-_SHOWN_ADDRESSES = 3
+_MAX_SHOWN_RANKS = 8
+"""Number of ranks whose places a message and a line of the log have."""
+
+_MAX_SHOWN_ADDRESSES = 3
+"""Number of addresses in the place of one rank."""
+
 _LONGEST_ROW = 400
 """Characters of a rank's sentence from another host."""
 
@@ -44,7 +52,11 @@ _AGAIN_SECONDS = 15.0
 this by the time of a sample at most.
 """
 
-_SYN_SENT = "02"  # Linux, include/net/tcp_states.h
+_SYN_SENT = "02"
+"""State of a connection that has asked and has no answer. Source: Linux, net/tcp_states.h."""
+
+# Places of columns in proc(5), net/tcp.
+_TCP_REMOTE, _TCP_STATE, _TCP_INODE = 2, 3, 9
 
 _RENDEZVOUS_FILES = re.compile(
     r"/torch/distributed/(rendezvous\.py|elastic/rendezvous/\w+\.py)$|/mpi4py/MPI\b"
@@ -77,14 +89,14 @@ class RendezvousMonitor:
         self._sampler = sampler
         self._context = context
         self._started = started
-        self._is_over = False
+        self._is_ended = False  # the job ends: ``end`` was called
         self.searching = False
         # Of the leader: the answers to its last question, by host.
         self._rows_by_host: dict[str, Sequence[str]] = {}
-        self._some_search = False
+        self._some_search = False  # a rank in these answers searches
         self._is_question_open = False
-        self._is_logged = False
-        self._turn = 0
+        self._is_logged = False  # the one line of the log has been written
+        self._turn = 0  # number of the last question
         self._last_words = ""
 
     @property
@@ -97,15 +109,16 @@ class RendezvousMonitor:
 
     def end(self) -> None:
         """Take no more samples and ask nothing more: the job ends."""
-        self._is_over = True
+        self._is_ended = True
 
     def ask(self) -> None:
-        """Ask every host for the places of its ranks, on the leader.
+        """Ask every host for the places of its ranks, on the leader; do nothing after ``end``.
 
-        If a rank still searches, the places are logged, the first time only, and the hosts are
-        asked again after ``_AGAIN_SECONDS``.
+        Sends the question, starts a sample of this host, and sets a limit of time for the answers.
+        Returns at once. If a rank still searches then, the places are logged, the first time only,
+        and the hosts are asked again after ``_AGAIN_SECONDS``.
         """
-        if self._is_over:
+        if self._is_ended:
             return
         self._is_question_open = True
         self._rows_by_host.clear()
@@ -124,7 +137,7 @@ class RendezvousMonitor:
             message: With ``what``: ``start`` (the question), or ``started`` with ``rows`` and
                 ``searching``.
         """
-        if self._is_over:
+        if self._is_ended:
             return
         if message.get("what") == "start" and not self._context.leader:
             self._take_sample()
@@ -136,7 +149,13 @@ class RendezvousMonitor:
     def _take_sample(self) -> None:
         """Sample the ranks of this host in a thread, and send the leader their places.
 
-        Sets ``searching``. If the sample fails, the answer has no place.
+        Returns at once; the loop calls ``answer`` when the thread ends. ``answer`` sets
+        ``searching``: whether a rank of this host looks for the others. Then it hands the places
+        (a sentence about each rank) to the leader: on another host as a message ``started``, which
+        answers the leader's ``start``. After ``end`` nothing is handed on. If the sample fails, or
+        if no thread can be started, the answer has no places and ``searching`` is false.
+
+        Raises OSError if no pipe can be made.
         """
         roots = self._context.roots()
         host = self._context.host
@@ -159,12 +178,13 @@ class RendezvousMonitor:
             if results:
                 places = results[0]
             self.searching = places.searching
-            if self._is_over:
+            # The job may have ended since the thread was started.
+            if self._is_ended:
                 return
             if self._context.leader:
                 self._note_answer(self._context.member, places.rows, self.searching)
             else:
-                rows: list[Json] = [*places.rows[:_SHOWN_RANKS]]
+                rows: list[Json] = [*places.rows[:_MAX_SHOWN_RANKS]]
                 self._context.tell({"what": "started", "rows": rows, "searching": self.searching})
 
         self._loop.watch(reader, READ, answer)
@@ -172,7 +192,8 @@ class RendezvousMonitor:
         try:
             thread.start()
         except RuntimeError:
-            # This host can start no further thread: it answers without a place.
+            # This host can start no further thread: it answers without places. The closed pipe
+            # makes the loop call ``answer``.
             os.close(writer)
 
     # --- the leader -------------------------------------------------------------------------------
@@ -196,13 +217,14 @@ class RendezvousMonitor:
     def _conclude(self, turn: int) -> None:
         """Log the places of the ranks and plan the next question, if a rank still searches.
 
-        Sets ``last_words``. Called when all hosts have answered, or when their time is over: a
-        later answer counts for the next question.
+        Sets ``last_words``; clears them if no rank searches. Called when all hosts have answered,
+        or when their time is over: a later answer counts for the next question. Does nothing after
+        ``end``.
 
         Args:
             turn: Number of the question; one that is over is ignored.
         """
-        if self._is_over or not self._is_question_open or turn != self._turn:
+        if self._is_ended or not self._is_question_open or turn != self._turn:
             return
         self._is_question_open = False
         self._last_words = ""
@@ -213,9 +235,9 @@ class RendezvousMonitor:
         for host_rows in self._rows_by_host.values():
             rows += host_rows
         rows += [f"{host} did not answer" for host in silent]
-        places = "; ".join(rows[:_SHOWN_RANKS])
-        if len(rows) > _SHOWN_RANKS:
-            places += f"; and {len(rows) - _SHOWN_RANKS} more"
+        places = "; ".join(rows[:_MAX_SHOWN_RANKS])
+        if len(rows) > _MAX_SHOWN_RANKS:
+            places += f"; and {len(rows) - _MAX_SHOWN_RANKS} more"
         seconds = time.monotonic() - self._started
         self._last_words = (
             f"{seconds:.0f} s after the start the ranks had not found each other: {places}"
@@ -253,6 +275,7 @@ def places_of(roots: Sequence[Root], host: str, sampler: Sampler) -> Places:
     sample = sampler.sample(roots)
     sentences: list[str] = []
     searching = False
+    # A row is what a rank does; ``words`` makes the end of a sentence of it.
     for root, row in zip(roots, sampler.rows(roots, host, sample, {})):
         pids = sampler.descendants(root)
         # A connection that is not answered is a search, too: of a library that is not known here.
@@ -266,14 +289,17 @@ def places_of(roots: Sequence[Root], host: str, sampler: Sampler) -> Places:
         name = f"rank {root.rank}" if root.rank >= 0 else "the program"
         sentence = f"{name} on {host} {row.words()}"
         if addresses:
-            shown = ", ".join(addresses[:_SHOWN_ADDRESSES])
+            shown = ", ".join(addresses[:_MAX_SHOWN_ADDRESSES])
             sentence += f" and connects to {shown}, which does not answer"
         sentences.append(sentence)
     return Places(sentences, searching)
 
 
 def looks_for_others(threads: Sequence[Thread]) -> bool:
-    """Return whether the main thread is in the rendezvous of a distributed library."""
+    """Return whether the main thread is in the rendezvous of a distributed library.
+
+    False without threads: nothing is known then.
+    """
     main = main_thread(threads)
     if main is None:
         return False
@@ -286,7 +312,8 @@ def looks_for_others(threads: Sequence[Thread]) -> bool:
 def connecting(pids: Iterable[int]) -> Iterator[str]:
     """Yield the address of each TCP connection that is not answered yet (proc(5), net/tcp).
 
-    For example ``10.0.0.1 port 29500``.
+    For example ``10.0.0.1 port 29500``. Nothing for processes that are gone, and for tables of the
+    kernel that cannot be read.
 
     Args:
         pids: Processes that hold the connections.
@@ -297,8 +324,8 @@ def connecting(pids: Iterable[int]) -> Iterator[str]:
             with contextlib.suppress(ValueError, IndexError):
                 # The columns: number, local address, remote address, state, ..., inode is the 10th.
                 fields = line.split()
-                if fields[3] == _SYN_SENT and int(fields[9]) in inodes:
-                    address, _, port = fields[2].partition(":")
+                if fields[_TCP_STATE] == _SYN_SENT and int(fields[_TCP_INODE]) in inodes:
+                    address, _, port = fields[_TCP_REMOTE].partition(":")
                     yield f"{_parse_address(address, family)} port {int(port, 16)}"
 
 

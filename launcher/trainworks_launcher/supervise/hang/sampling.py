@@ -26,16 +26,30 @@ from trainworks_launcher.supervise.hang.progress import CpuTime, Process, Sample
 from trainworks_launcher.supervise.hang.stacks import Thread, waits_for_lock
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+_ENDED_STATES = ("Z", "X")
+"""States of a process that has ended (proc(5), stat)."""
+
+_STOPPED_STATES = ("T", "t")
+"""States of a process that a signal or a debugger has stopped (proc(5), stat)."""
+
+# Limits of the time for: the Python stacks of one process; all stacks with compiled code; an
+# answer of NCCL's RAS.
 _SPY_SECONDS = 5.0
 _NATIVE_SECONDS = 6.0
+_LEAST_SPY = 0.1  # seconds that py-spy gets at least
 _NATIVE_TRIES = 2
 _NCCL_SECONDS = 3.0
 RECORD_SECONDS = 3.0
 LONGEST_SECONDS = _SPY_SECONDS + RECORD_SECONDS + _NATIVE_SECONDS + _NCCL_SECONDS
 """Limit of the time in which a host samples its ranks for a report."""
 
+_ARGUMENTS = 3
+"""Arguments of a system call that are read."""
+
 _PATH_BYTES = 4096
-_SYSCALLS: Mapping[str, Mapping[int, str]] = {
+"""Size of a page of memory: a path is read up to the end of its page."""
+
+_KINDS_OF_SYSTEM_CALLS: Mapping[str, Mapping[int, str]] = {
     "x86_64": {
         0: "read", 2: "open", 7: "poll", 23: "select", 35: "sleep", 45: "recv", 61: "child",
         202: "futex", 230: "sleep", 232: "poll", 247: "child", 257: "openat", 270: "select",
@@ -51,7 +65,7 @@ _SYSCALLS: Mapping[str, Mapping[int, str]] = {
 Source: Linux, arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h.
 """
 
-_WAITS = {
+_WAIT_REASONS = {
     "poll": "which waits for data of other processes",
     "select": "which waits for data of other processes",
     "recv": "which waits for data of other processes",
@@ -198,7 +212,7 @@ class Sampler:
             children=now.children,
             moved=moved,
             stack=stack,
-            sleeps=python and (wait.reason == _WAITS["sleep"] or waits_for_lock(stack)),
+            sleeps=python and (wait.reason == _WAIT_REASONS["sleep"] or waits_for_lock(stack)),
             state=now.state,
             waits=wait.reason,
             path=wait.path,
@@ -210,7 +224,7 @@ class Sampler:
         """Read the Python stacks of a process, without stopping it; () if they cannot be read."""
         if self._py_spy:
             return stacks.from_py_spy(self._spy(pid, _SPY_SECONDS, "--nonblocking", "--locals"))
-        if state in ("T", "t"):
+        if state in _STOPPED_STATES:
             # A stopped process answers no signal.
             return ()
         return stacks.from_faulthandler(signals.ask(pid))
@@ -229,7 +243,7 @@ class Sampler:
                 words,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
-                timeout=max(0.1, seconds),
+                timeout=max(_LEAST_SPY, seconds),
                 check=False,
             )
         except (OSError, subprocess.SubprocessError):
@@ -252,7 +266,7 @@ class Sampler:
         stats = _all_stats()
         for pid in _descendants(stats, [root.pid for root in roots]):
             # py-spy holds the process meanwhile. A stopped process cannot be held.
-            if stats[pid].state in ("T", "t"):
+            if stats[pid].state in _STOPPED_STATES:
                 continue
             # The first try may fail, if the process is in a place that cannot be unwound.
             for _ in range(_NATIVE_TRIES):
@@ -350,25 +364,41 @@ def _stat(pid: int) -> Stat:
     Raises OSError, ValueError or IndexError if the process is gone.
     """
     text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    # The second field is the program's name in parentheses, which may hold blanks.
+    # The second field is the program's name in parentheses, which may hold blanks. The list begins
+    # behind it, with the third field of proc(5).
     fields = text.rpartition(")")[2].split()
-    user, system, children_user, children_system = (int(field) for field in fields[11:15])
+    user, system, children_user, children_system = (int(field) for field in fields[_STAT_TIMES])
     return Stat(
-        parent=int(fields[1]),
-        state=fields[0],
-        started=fields[19],
+        parent=int(fields[_STAT_PARENT]),
+        state=fields[_STAT_STATE],
+        started=fields[_STAT_STARTED],
         cpu=(user + system) / _TICKS_PER_SECOND,
         children=(children_user + children_system) / _TICKS_PER_SECOND,
-        faults=int(fields[9]),
+        faults=int(fields[_STAT_MAJOR_FAULTS]),
     )
 
 
+# Places of fields behind the program's name: three less than the numbers in proc(5), stat.
+_STAT_STATE = 0
+_STAT_PARENT = 1
+_STAT_MAJOR_FAULTS = 9
+_STAT_TIMES = slice(11, 15)  # utime, stime, cutime, cstime, in clock ticks
+_STAT_STARTED = 19
+
+
 def _descendants(stats: Mapping[int, Stat], roots: Sequence[int]) -> Iterator[int]:
-    """Yield the running roots and their running descendants, parents first."""
+    """Yield the running roots and their running descendants, parents first, each once.
+
+    Args:
+        stats: All processes of the host, from ``_all_stats``.
+        roots: Process ids; a root that is not in ``stats`` is left out.
+    """
     children: dict[int, list[int]] = {}
     for pid, now in stats.items():
         children.setdefault(now.parent, []).append(pid)
     waiting = [pid for pid in roots if pid in stats]
+    # A root may be a descendant of another root. A number that the kernel gave to a new process
+    # between two reads may even make a circle.
     done: set[int] = set()
     while waiting:
         pid = waiting.pop(0)
@@ -377,7 +407,7 @@ def _descendants(stats: Mapping[int, Stat], roots: Sequence[int]) -> Iterator[in
         done.add(pid)
         # An ended process may still have children that run.
         waiting += sorted(children.get(pid, ()))
-        if stats[pid].state not in ("Z", "X"):
+        if stats[pid].state not in _ENDED_STATES:
             yield pid
 
 
@@ -390,8 +420,9 @@ def _is_python(pid: int) -> bool:
 
 
 def _threads(pid: int) -> dict[int, CpuTime]:
-    """Return thread -> its time, the main thread first; {} if the kernel does not count it.
+    """Return thread -> its time, the main thread first.
 
+    {} if the kernel does not count times, or if the process or its main thread is gone.
     Source: Linux, sched-stats.rst.
     """
     times = {}
@@ -399,6 +430,7 @@ def _threads(pid: int) -> dict[int, CpuTime]:
         threads = [int(name) for name in os.listdir(f"/proc/{pid}/task")]  # noqa: PTH208  (names)
         # The main thread has the number of the process.
         threads.sort(key=lambda thread: thread != pid)
+        # A file has three numbers: nanoseconds on a CPU, nanoseconds of waiting for one, turns.
         for thread in threads:
             path = Path(f"/proc/{pid}/task/{thread}/schedstat")
             # A thread may have ended since it was listed.
@@ -456,7 +488,7 @@ def _state_and_wait(pid: int, state: str, sample: Sample) -> tuple[str, KernelWa
     process = sample.processes.get(pid)
     # Reading the stacks of compiled code has held the process, which then runs for a moment: its
     # present state would mislead.
-    if process is not None and process.state and state not in ("T", "t"):
+    if process is not None and process.state and state not in _STOPPED_STATES:
         return process.state, KernelWait(process.waits, process.path)
     return state, kernel_wait(pid, state)
 
@@ -479,11 +511,11 @@ def kernel_wait(pid: int, state: str) -> KernelWait:
     try:
         # For example ``202 0x7f1c 0x189 ...``: the system call and its arguments.
         words = Path(f"/proc/{pid}/syscall").read_text(encoding="ascii").split()
-        call = _SYSCALLS.get(os.uname().machine, {}).get(int(words[0]), "")
-        arguments = [int(word, 16) for word in words[1:4]]
+        call = _KINDS_OF_SYSTEM_CALLS.get(os.uname().machine, {}).get(int(words[0]), "")
+        arguments = [int(word, 16) for word in words[1 : 1 + _ARGUMENTS]]
     except (OSError, ValueError):
         return KernelWait("", "")
-    if call in ("open", "openat") and len(arguments) == 3:
+    if call in ("open", "openat") and len(arguments) == _ARGUMENTS:
         # The path is the second argument of openat, after the directory.
         address = arguments[1] if call == "openat" else arguments[0]
         path = _read_text_at(pid, address)
@@ -493,9 +525,9 @@ def kernel_wait(pid: int, state: str) -> KernelWait:
     if call == "read" and arguments:
         return _describe_read(pid, arguments[0])
     if call == "select" and arguments[:1] == [0]:
-        # Of no descriptor: so time.sleep waits before Python 3.11.
+        # A select of no descriptor: so time.sleep waits before Python 3.11.
         call = "sleep"
-    return KernelWait(_WAITS.get(call, ""), "")
+    return KernelWait(_WAIT_REASONS.get(call, ""), "")
 
 
 def _describe_read(pid: int, descriptor: int) -> KernelWait:

@@ -17,7 +17,10 @@ SIGNAL = 50
 """A real-time signal that programs do not use; schedulers and frameworks take USR1 and USR2."""
 
 _ANSWER_SECONDS = 1.0
+"""How long a process has to write its stacks."""
+
 _POLL_SECONDS = 0.01
+"""Seconds between two looks at the size of the file."""
 
 MEMORY = "trainworks-stacks"
 """Name of the file in memory (memfd_create(2)) to which a process writes.
@@ -53,7 +56,8 @@ def ask(pid: int) -> str:
 def _wait_for_growth(file: Path, size: int) -> None:
     """Wait, at most a second, until a file is larger than a size and no longer grows.
 
-    Raises OSError if the process that holds the file is gone.
+    Blocks the thread. Returns also if the file has not grown in time. Raises OSError if the process
+    that holds the file is gone.
     """
     deadline = time.monotonic() + _ANSWER_SECONDS
     before, now = size, size

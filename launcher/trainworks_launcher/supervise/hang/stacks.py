@@ -72,14 +72,19 @@ class Thread(NamedTuple):
     outer: int = 0
 
 
-def from_py_spy(words: str) -> tuple[Thread, ...]:
-    """Parse the output of ``py-spy dump --json``; () if it has another form."""
+def from_py_spy(output: str) -> tuple[Thread, ...]:
+    """Parse the output of ``py-spy dump --json``: a JSON list with an object for each thread.
+
+    () if the output is not a JSON list. An entry that is not an object, which py-spy does not
+    write, counts as a main thread without frames.
+    """
     try:
-        rows = decode(words)
+        rows = decode(output)
     except ValueError:
         return ()
     if not isinstance(rows, list):
         return ()
+    # ``mapping`` returns {} for a value that is not an object.
     return tuple(_thread_of(mapping(row)) for row in rows)
 
 
@@ -93,7 +98,8 @@ def _thread_of(row: Mapping[str, Json]) -> Thread:
     calls = [mapping(frame) for frame in frames] if isinstance(frames, list) else []
     stack = tuple(_frame_of(call) for call in calls)
     name = text(row.get("thread_name"))
-    # Where the two numbers differ for every thread, the name marks the main thread.
+    # The main thread has the number of the process. In some containers the two numbers differ for
+    # every thread: then the name marks the main thread.
     if row.get("os_thread_id") != row.get("pid") and name != "MainThread":
         return Thread(False, stack, name)
 
@@ -145,22 +151,24 @@ def _variables(
     return shown
 
 
-_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*:$")
-_CALL = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+_THREAD_LINE = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*:$")
+_CALL_LINE = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
 
-def from_faulthandler(words: str) -> tuple[Thread, ...]:
+def from_faulthandler(report: str) -> tuple[Thread, ...]:
     """Parse the report that faulthandler wrote, in which the main thread comes last.
 
-    Lines in another form are ignored; () without a thread.
+    Lines in another form are ignored, and so are calls before the first thread; () without a
+    thread. Threads have no names and no hashes of variables.
     """
-    threads: list[list[Frame]] = []
-    for line in words.splitlines():
-        if _THREAD.match(line):
+    threads: list[list[Frame]] = []  # for each thread its calls, innermost first
+    for line in report.splitlines():
+        if _THREAD_LINE.match(line):
             threads.append([])
-        match = _CALL.match(line)
+        match = _CALL_LINE.match(line)
         if match and threads:
-            threads[-1].append(Frame(match[3], match[1], int(match[2])))
+            file, number_of_line, name = match.groups()
+            threads[-1].append(Frame(name, file, int(number_of_line)))
     last = len(threads) - 1
     return tuple(Thread(place == last, tuple(frames)) for place, frames in enumerate(threads))
 
@@ -175,7 +183,7 @@ def main_thread(threads: Sequence[Thread]) -> Thread | None:
     return threads[0]
 
 
-_LOCKS = (
+_LOCK_FILES = (
     "/threading.py",
     "/queue.py",
     "/multiprocessing/synchronize.py",
@@ -193,7 +201,7 @@ def waits_for_lock(threads: Sequence[Thread]) -> bool:
         return False
     for frame in main.frames:
         if not frame.native:
-            return frame.is_standard and frame.file.endswith(_LOCKS)
+            return frame.is_standard and frame.file.endswith(_LOCK_FILES)
     return False
 
 

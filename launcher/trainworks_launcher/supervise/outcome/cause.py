@@ -103,6 +103,7 @@ def reason_of(process: ProcessEnd, returncode: int | None = None) -> Reason:
         returncode: Negative after a signal; None if it is not known.
     """
     own_record, status = process.own(), status_of(process, returncode)
+    # Records of children; without a record of its own all of them are.
     of_others = [row for row in process.records if own_record is None or row.pid != own_record.pid]
     child = find_first_exception(of_others)
     if own_record is None:
@@ -121,7 +122,7 @@ def reason_of(process: ProcessEnd, returncode: int | None = None) -> Reason:
         return Reason(own_record)
 
     line = _headline(own_record.exit_message)
-    if not line and status in _EXPLAINED:
+    if not line and status in _EXPLAINED_STATUSES:
         line = _last_line(process.errors)
     # The process may only repeat the message that its child died with.
     if child is not None and line:
@@ -219,12 +220,12 @@ def _headline(text: str) -> str:
 
 def _cut(line: str) -> str:
     """Shorten a line to the limit of a cause."""
-    if len(line) <= _LINE_LIMIT:
+    if len(line) <= _MAX_LINE_CHARACTERS:
         return line
-    return f"{line[:_LINE_LIMIT]} [...]"
+    return f"{line[:_MAX_LINE_CHARACTERS]} [...]"
 
 
-_EXPLAINED = (1, 2)
+_EXPLAINED_STATUSES = (1, 2)
 """Statuses of a Python that prints why it ends: ``sys.exit("...")`` has 1, a wrong command line 2.
 """
 
@@ -267,10 +268,11 @@ def _last_line(errors: bytes) -> str:
     return printable(_cut(last))
 
 
-_LINE_LIMIT = 400
+_MAX_LINE_CHARACTERS = 400
 """Characters of a line that is a cause."""
 
-_SHOWN_LINES = 12
+_MAX_SHOWN_LINES = 12
+"""Lines of the output that are shown where no exception explains a failure."""
 
 
 def _text(data: bytes) -> str:
@@ -279,7 +281,7 @@ def _text(data: bytes) -> str:
 
 
 # --- of other ranks -------------------------------------------------------------------------------
-_OF_RAY_LEFT = re.compile(r"ray\.exceptions\.\w*(Died|Crashed|Unavailable)\w*")
+_LOST_RAY_PROCESS = re.compile(r"ray\.exceptions\.\w*(Died|Crashed|Unavailable)\w*")
 _CPP_EXCEPTION = re.compile(r"(?m)^\s*what\(\):\s*(\S.*)$")
 """The exception that ended a program of C++, as its runtime prints it before it aborts."""
 
@@ -344,7 +346,7 @@ def began_at(process: ProcessEnd, returncode: int | None) -> float:
 
 def tells_of_ray(failure: Outcome) -> bool:
     """Return whether a failure only reports a lost process of Ray: Ray's daemon may have died."""
-    return _OF_RAY_LEFT.search(failure.text) is not None
+    return _LOST_RAY_PROCESS.search(failure.text) is not None
 
 
 def after_leaving(failure: Outcome, left: Suspect) -> Outcome:
@@ -376,13 +378,15 @@ EMULATE = (
     " CUDA runs on CPUs"
 )
 
-_ON_DEVICE = "device-side assert triggered"
-_ASSERTED = re.compile(r"(?m)\S+: block: \[[\d,]+\], thread: \[[\d,]+\] Assertion .* failed\.")
+_DEVICE_ASSERT = "device-side assert triggered"
+_ASSERTION_LINE = re.compile(
+    r"(?m)\S+: block: \[[\d,]+\], thread: \[[\d,]+\] Assertion .* failed\."
+)
 """Printed by torch's kernels for an index out of bounds. The exception that follows does not name
 the assertion.
 """
 
-_NO_GPU = re.compile(
+_NO_GPU_MESSAGE = re.compile(
     r"no attribute '_cuda_|Torch not compiled with CUDA enabled|Found no NVIDIA driver|No CUDA GPUs"
     r" are available"
     r"|torch\.cuda\.is_available\(\) is False|no CUDA-capable device|no GPUs found|have NCCL"
@@ -446,12 +450,12 @@ def failure_of(
         memory = lack_of_memory(oom_kills, place.host)
 
     notes = []
-    if _NO_GPU.search(cause) and _uses_smdistributed(place.mode, exception):
+    if _NO_GPU_MESSAGE.search(cause) and _uses_smdistributed(place.mode, exception):
         notes.append(EMULATE)
     if exception is not None and exception.origin not in cause:
         notes.append(exception.origin)
-    if _ON_DEVICE in cause:
-        assertion = _ASSERTED.search(_text(process.output))
+    if _DEVICE_ASSERT in cause:
+        assertion = _ASSERTION_LINE.search(_text(process.output))
         if assertion:
             notes.append(f"the GPU had printed: {assertion[0]}")
     if oom_kills and not memory:
@@ -477,7 +481,7 @@ def failure_of(
         memory,
         place.text,
         _end_of(returncode, counted, outside),
-        [shorten(words) for words in notes if words][:_NOTES],
+        [shorten(words) for words in notes if words][:_MAX_NOTES],
         shorten(frames),
         shorten(message),
     )
@@ -513,8 +517,8 @@ def _last_lines(output: bytes, cause: str) -> str:
     """
     lines = [line for line in _text(output).splitlines() if line.strip()]
     without_advice = [line for line in without_help(lines) if line]
-    last = (without_advice or lines)[-_SHOWN_LINES:]
-    if len(last) == 1 and cause and last[0].strip().startswith(cause[:_LINE_LIMIT]):
+    last = (without_advice or lines)[-_MAX_SHOWN_LINES:]
+    if len(last) == 1 and cause and last[0].strip().startswith(cause[:_MAX_LINE_CHARACTERS]):
         return ""
     return "\n".join(last)
 
@@ -540,4 +544,5 @@ def _end_of(returncode: int | None, counted: int | None, outside: OutsideEvidenc
 
 
 _TRACEBACK = "Traceback (most recent call last):"
-_NOTES = 5
+_MAX_NOTES = 5
+"""Notes that a failure has at most."""

@@ -141,6 +141,7 @@ def kind_of(observation: Observation) -> Kind | None:
 
     None if the process neither failed nor ended, as far as its host knows.
     """
+    # What the process itself has noted comes before its status, which exit handlers may change.
     if observation.of_sigterm and observation.noted:
         return Kind.TERMINATED
     if observation.blames:
@@ -166,14 +167,15 @@ def first_failure(suspects: Sequence[Suspect], starter: Starter = Starter()) -> 
         starter: The evidence of the starter.
 
     Returns:
-        None if no host has evidence of a failure (rows 1 to 3): row 4 decides then.
+        The first failure, with the rank that had left before it as its cause, if there is one
+        (row 2). None if no host has evidence of a failure (rows 1 to 3): row 4 decides then.
     """
     if starter.ended_early:
         early = suspect_of(suspects, starter.rank)
         if early is not None:
             # Failures that came later are the effect of that end.
             suspects = [row for row in suspects if row.at < early.at]
-    # Row 1.
+    # Row 1: failures of the rank itself, and ends by a signal that no starter had a reason to send.
     own = [row for row in suspects if row.kind in (Kind.RECORDED, Kind.DIED)]
     own += [row for row in suspects if row.kind is Kind.UNSEEN and _is_named(row, starter)]
     blamed = [row for row in suspects if row.kind in (Kind.RECORDED, Kind.DIED, Kind.PEER)]
@@ -280,7 +282,7 @@ _PEER_LEFT = re.compile(
     r" pipe|remote process exit|communicator was aborted",
     re.IGNORECASE,
 )
-_PEER_WAITED_FOR = re.compile(r"timed? ?out|timeout", re.IGNORECASE)
+_TIMEOUT = re.compile(r"timed? ?out|timeout", re.IGNORECASE)
 
 
 def blames_a_peer(words: str) -> bool:
@@ -304,7 +306,7 @@ def tells_of_a_peer(failure: Outcome) -> bool:
 
 def has_waited(failure: Outcome) -> bool:
     """Return whether a failure is a timeout, perhaps of a wait for another process."""
-    return _PEER_WAITED_FOR.search(failure.cause) is not None
+    return _TIMEOUT.search(failure.cause) is not None
 
 
 def suspect_command(outcome: Outcome) -> Suspect:

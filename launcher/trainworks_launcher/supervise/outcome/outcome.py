@@ -15,8 +15,8 @@ Stopped: a stop signal came, and the program ended within its grace period or wa
 """
 
 
-_FRAME = re.compile(r'(?m)^\s*File "([^"]+)", line (\d+)')
-_NOT_THE_USERS = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen")
+_FRAME_LINE = re.compile(r'(?m)^\s*File "([^"]+)", line (\d+)')
+_PATHS_OF_PYTHON = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen")
 """Parts of paths of files that are not the user's."""
 
 
@@ -77,6 +77,7 @@ class Outcome(NamedTuple):
         end = f"{self.place}: {self.end}" if self.place else ""
         head = "\n".join(filter(None, (self.memory, self.cause, end, *self.notes)))
         frames, message = self.frames, self.message
+        # Characters for both, without the two newlines between the three parts.
         room = names.FAILURE_TEXT_LIMIT - len(head) - 2
         if frames and len(frames) + len(message) > room:
             room_for_message = room - min(len(frames), _FRAMES_LEAST)
@@ -113,7 +114,7 @@ class Outcome(NamedTuple):
         train.py:17``. The message is left out: it may have addresses, times and sizes. Without an
         exception the cause, or the end.
         """
-        places = _FRAME.findall(self.frames)
+        places = _FRAME_LINE.findall(self.frames)
         if not places:
             return self.cause or self.end
         # The innermost frame of the user, else of any file.
@@ -137,7 +138,7 @@ class Outcome(NamedTuple):
 
 def _is_of_user(file: str) -> bool:
     """Return whether a file is the user's: neither of Python nor of an installed package."""
-    return not any(part in file for part in _NOT_THE_USERS)
+    return not any(part in file for part in _PATHS_OF_PYTHON)
 
 
 _FRAMES_LEAST = 200
@@ -146,6 +147,8 @@ _FRAMES_LEAST = 200
 
 def exit_status(wait_status: int) -> int:
     """Convert a return code to an exit status: 128 + signal for a negative one, as a shell does.
+
+    wait_status: a return code as of ``subprocess``, not the status of wait(2).
 
     >>> exit_status(3), exit_status(-9)
     (3, 137)
@@ -158,13 +161,18 @@ def exit_status(wait_status: int) -> int:
 def returncode_of(wait_status: int) -> int:
     """Convert a wait status to a return code, negative after a signal. Source: wait(2).
 
+    A wait status has the signal in its lowest seven bits, and the exit status eight bits higher.
+
     >>> returncode_of(3 << 8), returncode_of(9)
     (3, -9)
     """
-    number = wait_status & 0x7F
+    number = wait_status & _SIGNAL_BITS
     if number:
         return -number
-    return wait_status >> 8 & 0xFF
+    return wait_status >> _EXIT_STATUS_SHIFT & _EXIT_STATUS_BITS
+
+
+_SIGNAL_BITS, _EXIT_STATUS_SHIFT, _EXIT_STATUS_BITS = 0x7F, 8, 0xFF
 
 
 LAST_SIGNAL = 64
@@ -201,12 +209,12 @@ def signal_of(returncode: int) -> int:
     if returncode < 0:
         return -returncode
     number = returncode - 128
-    if number not in _SIGNALS:
+    if number not in _SIGNAL_NUMBERS:
         return 0
     return number
 
 
-_SIGNALS = frozenset(signal.Signals)
+_SIGNAL_NUMBERS = frozenset(signal.Signals)
 
 
 def lack_of_memory(oom_kills: int, host: str) -> str:
@@ -274,5 +282,6 @@ def shorten(text: str, limit: int = names.FAILURE_TEXT_LIMIT) -> str:
     if len(text) <= limit:
         return text
     mark = "\n[...]\n"
+    # Two fifths of the limit: the end has the innermost frames, and needs more.
     head = limit * 2 // 5
     return text[:head] + mark + text[len(text) - (limit - head - len(mark)) :]

@@ -115,6 +115,7 @@ class Record(NamedTuple):
             # A SyntaxError: the file and the line come first.
             return lines[-1]
         first = lines[0]
+        # A line that ends with a colon says nothing yet: at most three more lines are joined.
         for line in lines[1:4]:
             if not first.endswith(":") or line.startswith(("Traceback", 'File "')):
                 break
@@ -155,8 +156,9 @@ def read(data: bytes) -> list[Record]:
             continue
         records.append(_parse(row))
 
-    brief_at: dict[tuple[int, float], float] = {}
-    complete = set()
+    # A program is (process id, start): a number may be given to a new process later.
+    brief_at: dict[tuple[int, float], float] = {}  # program -> time of its brief record
+    complete = set()  # programs with a longer record of their end
     for record in records:
         program = (record.pid, record.began)
         if record.brief:
@@ -192,6 +194,7 @@ def _parse(row: Mapping[str, Json]) -> Record:
         inner=printable(text(row.get("inner"))),
         guessed=row.get("guessed") is True,
         left=row.get("left") is True,
+        # The kernel keeps eight bits of what sys.exit was given.
         exit_status=status & 0xFF if isinstance(status, int) else -1,
         exit_message=printable(text(row.get("said"))),
         of_sigterm=row.get("of_sigterm") is True,
@@ -240,6 +243,7 @@ def find_first_exception(records: Sequence[Record]) -> Record | None:
     """
     died = [row for row in records if row.message and not row.thread and not row.is_of_a_child]
     for row in died:
+        # An earlier one is of an attempt before: the last process had not started yet.
         if row.at >= died[-1].began:
             return row
     return None

@@ -58,6 +58,9 @@ def report_of(tail: bytes, ranks_by: str = "") -> Report:
     return Report()
 
 
+_LAST_EXIT_STATUS = 0xFF
+
+
 def printed_code(number: int) -> int:
     """Return the return code for a number that a starter prints.
 
@@ -66,7 +69,8 @@ def printed_code(number: int) -> int:
     >>> printed_code(-9), printed_code(-256), printed_code(9 << 8)
     (-9, 1, 9)
     """
-    if -LAST_SIGNAL <= number <= 0xFF:
+    # Within these limits it is a return code; a wait status is larger.
+    if -LAST_SIGNAL <= number <= _LAST_EXIT_STATUS:
         return number
     return returncode_of(abs(number))
 
@@ -178,7 +182,7 @@ def find_lost_daemon(tail: bytes) -> str:
     return ""
 
 
-_HELP = re.compile(r"^-{20,}\n(.+?)\n-{20,}$", re.DOTALL | re.MULTILINE)
+_HELP_BLOCK = re.compile(r"^-{20,}\n(.+?)\n-{20,}$", re.DOTALL | re.MULTILINE)
 _NAMES_OF_MPIRUN = re.compile(r"Open MPI|PR?RTE\b|\bmpirun\b|\bprterun\b|\bORTE\b|\bMPI_")
 _REASON_CHARACTERS = 300
 
@@ -188,7 +192,7 @@ def find_mpirun_reason(tail: bytes) -> str:
 
     The help text stands between two lines of dashes, with its lines broken.
     """
-    for block in _HELP.findall(tail.decode("utf-8", "replace")):
+    for block in _HELP_BLOCK.findall(tail.decode("utf-8", "replace")):
         # A script may print such lines, too.
         if not _NAMES_OF_MPIRUN.search(block):
             continue
@@ -199,7 +203,7 @@ def find_mpirun_reason(tail: bytes) -> str:
     return ""
 
 
-_UNREACHED = (
+_UNREACHED_REPORTS = (
     # 5.x, in a help text of mpirun's: opal/mca/btl/tcp/help-mpi-btl-tcp.txt
     re.compile(r"connect\(\) to (\S+):(\d+) failed\s+Error:\s+([^\n]+)"),
     # 4.x, a line of the rank
@@ -217,7 +221,7 @@ def describe_unreached_address(tail: bytes) -> str:
         A sentence with the address, the port, the error and advice; ``""`` if there is none.
     """
     words = tail.decode("utf-8", "replace")
-    for pattern in _UNREACHED:
+    for pattern in _UNREACHED_REPORTS:
         match = pattern.search(words)
         if match is None:
             continue
@@ -237,8 +241,8 @@ def find_failed_host(tail: bytes) -> str:
     return match.group(1)
 
 
-_FRAME = re.compile(r"^-{20,}$")
-_ABORTS = re.compile(r"^\[[\w.-]+:\d+\] (\*\*\* |Delaying for \d+ seconds before aborting)")
+_HELP_EDGE = re.compile(r"^-{20,}$")
+_ABORT_LINE = re.compile(r"^\[[\w.-]+:\d+\] (\*\*\* |Delaying for \d+ seconds before aborting)")
 
 
 def without_help(lines: Sequence[str]) -> list[str]:
@@ -251,8 +255,8 @@ def without_help(lines: Sequence[str]) -> list[str]:
     is_in_help = False
     for line in lines:
         # A line of dashes begins the help, and the next one ends it.
-        is_edge = _FRAME.match(line.strip()) is not None
-        if is_edge or is_in_help or _ABORTS.match(line):
+        is_edge = _HELP_EDGE.match(line.strip()) is not None
+        if is_edge or is_in_help or _ABORT_LINE.match(line):
             remaining.append("")
         else:
             remaining.append(line)

@@ -50,7 +50,9 @@ class EvidenceCollection(Part):
         self._inquiry.note_evidence()
 
     def _look_for_records(self) -> int:
-        """Report the running ranks of this host that have noted something.
+        """Report the running ranks of this host that have noted something, each once.
+
+        Before, the ranks that have ended are noted, and all output is read.
 
         Returns:
             The number of running ranks that may still note something; 0 before the program.
@@ -59,6 +61,7 @@ class EvidenceCollection(Part):
         if not attempt.may_start:
             return 0
         verdict, running = attempt.verdict, attempt.running
+        # Process id -> the evidence in its record; None if it has noted nothing.
         suspects: list[tuple[int, Suspect | None]] = []
         if running.ranks is not None:
             running.ranks.take_ends()

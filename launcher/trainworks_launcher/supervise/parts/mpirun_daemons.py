@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 
 def parts_for_mpirun(attempt: Attempt) -> list[Part]:
-    """Return the parts of a host on which mpirun, or one of its daemons, may run."""
+    """Return the parts of a host on which mpirun, or one of its daemons, may run.
+
+    Either the launcher's own mpirun, or one that the user's program calls.
+    """
     is_own = attempt.plan.ranks_by == "mpirun"
     if is_own:
         # The launcher's own mpirun runs on the host with a command.

@@ -39,7 +39,9 @@ class RankRestarts(Part):
         Failures before it no longer count, and the files of dead ranks in /dev/shm are removed.
         """
         attempt = self._attempt
+        # Before the files are examined: what the new ranks write is later.
         now = time.time()
+        # Whether the attempt before made progress; None if this is not the first rank of one.
         further = self._attempts_of_ranks.started(rank)
         attempt.running.restarts = self._attempts_of_ranks.restarts
         if further is None:

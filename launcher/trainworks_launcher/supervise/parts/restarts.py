@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from trainworks_launcher.supervise.attempt import Attempt
 
 _REMIND_SECONDS = 10.0
+"""Time of the search for a checkpoint after which the log says that the program waits."""
 
 
 class Restarts(Part):

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import re
 
-_ERROR = re.compile(r"^error: (.+)\n((?:[ \t]+.*\n|\n(?=[ \t]))*)", re.MULTILINE)
-_CAUSE = re.compile(r"^  cause: ", re.MULTILINE)
+_ERROR_OF_UV = re.compile(r"^error: (.+)\n((?:[ \t]+.*\n|\n(?=[ \t]))*)", re.MULTILINE)
+_CAUSE_OF_UV = re.compile(r"^  cause: ", re.MULTILINE)
 _UNSENT_REQUEST = re.compile(
     r"^  cause: error sending request for url \(\w+://(?:[^/@)]*@)?([^/)]+)", re.MULTILINE
 )
-_HINT = re.compile(r"^hint: (.+)$", re.MULTILINE)
-_REASON = re.compile(r"^(?:ERROR: |error: |trainworks: )(.+)$", re.MULTILINE)
-_CRASH = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)+\S.*\s*\Z", re.MULTILINE)
+_HINT_OF_UV = re.compile(r"^hint: (.+)$", re.MULTILINE)
+_REASON_LINE = re.compile(r"^(?:ERROR: |error: |trainworks: )(.+)$", re.MULTILINE)
+_TRACEBACK_AT_END = re.compile(
+    r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)+\S.*\s*\Z", re.MULTILINE
+)
 _REASON_CHARACTERS = 400
 
 
@@ -31,11 +33,11 @@ def reason_of(tail: bytes) -> str:
         ...``. ``""`` if the output has no reason, or ends with a traceback.
     """
     words = tail.decode("utf-8", "replace")
-    if _CRASH.search(words):
+    if _TRACEBACK_AT_END.search(words):
         return ""
     # The last reason of any tool, unless it is the first line of uv's last error.
-    reasons = _REASON.findall(words)
-    errors = _ERROR.findall(f"{words}\n")
+    reasons = _REASON_LINE.findall(words)
+    errors = _ERROR_OF_UV.findall(f"{words}\n")
     if not reasons:
         return ""
     if not errors or reasons[-1] != errors[-1][0]:
@@ -52,7 +54,7 @@ def _describe_error_of_uv(first_line: str, below: str, words: str) -> str:
         below: The indented lines below: the rest of the error, and each cause.
         words: The whole output, which may have a hint.
     """
-    rest, *causes = _CAUSE.split(below)
+    rest, *causes = _CAUSE_OF_UV.split(below)
     # uv breaks a long line, and indents what follows.
     error = " ".join([first_line, *rest.split()])
     if not causes:
@@ -66,7 +68,7 @@ def _describe_error_of_uv(first_line: str, below: str, words: str) -> str:
         # uv names the index in its first line only if it has not tried again.
         error = f"the package index {request[1]} cannot be reached: {error}"
     text = ": ".join(filter(None, [error, cause, *output_lines[-1:]]))
-    hints = _HINT.findall(words)
+    hints = _HINT_OF_UV.findall(words)
     if hints and not output_lines:
         text += f" ({hints[-1]})"
     if len(text) <= _REASON_CHARACTERS:

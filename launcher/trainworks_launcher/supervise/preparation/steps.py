@@ -44,6 +44,7 @@ def steps(plan: NodePlan, launcher: Sequence[str], directory: str) -> tuple[Step
     if code.fetch:
         planned.append(Step(f"fetching {code.archive}", code.fetch))
     if code.archive:
+        # fetch.py has put a remote archive into the runtime directory, under this name.
         archive = names.FETCHED_ARCHIVE if code.fetch else code.archive
         argv = (*launcher, f"{directory}/programs/unpack.py", archive, code.directory)
         planned.append(Step("unpacking the code", argv))

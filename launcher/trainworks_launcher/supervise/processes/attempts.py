@@ -65,6 +65,7 @@ class Attempts:
         place = _place(rank)
         # A second rank in one place shows that the ranks were started again.
         if all(_place(other) != place for other in self._ranks):
+            # Set already for all but the first rank of an attempt.
             self._began = self._began or time.monotonic()
             self._ranks.append(rank)
             return None
@@ -81,9 +82,11 @@ class Attempts:
         self._is_excused = True
 
     def _made_progress(self) -> bool:
-        """Return whether the attempt that ends made progress, by the rules above.
+        """Return whether the attempt that ends made progress.
 
-        Reads the state of the files for the next comparison.
+        It did if it is the first one, if another host was lost, if the checkpoints or the heartbeat
+        file were written or cannot be examined in time, or if it was longer than the limit. Reads
+        the state of these files, and keeps it for the next comparison.
         """
         before, self._files = self._files, self._state_of_files()
         if not self._is_measured or self._is_excused:

@@ -91,6 +91,7 @@ def _mark() -> int:
     # A low limit would be noticed by a job with message queues.
     if most < 2 * _MARKS:
         return 0
+    # Two random bytes: a number below _MARKS. The hard limit stays as it is.
     mark = int(most - 1 - int.from_bytes(os.urandom(2), "big"))
     try:
         resource.setrlimit(limit, (mark, hard))

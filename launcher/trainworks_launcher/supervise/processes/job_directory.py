@@ -52,6 +52,7 @@ def split_long_values(
         sizes[name] = len(os.fsencode(name)) + len(os.fsencode(value)) + 2
     total = sum(sizes.values())
     chosen: list[str] = []
+    # By name among equal sizes, so that the choice is always the same.
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
         # The longest come first: if this one fits, the shorter ones do.
         if sizes[name] <= string_bytes and total <= all_bytes:

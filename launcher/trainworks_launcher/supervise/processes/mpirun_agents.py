@@ -45,6 +45,12 @@ _FAILED = 255
 """Exit status of an agent whose daemon could not be started, as of ssh."""
 
 _READ_BYTES = 65536
+_BACKLOG = 512
+"""Connections that may wait until they are accepted."""
+
+_REQUEST_LIMIT = 2 * _READ_BYTES
+"""Bytes of an agent's request. One above LINE_LIMIT gets an answer that says so."""
+
 _TEXT_CHARACTERS = 4000
 """Length of the end of a daemon's output that is sent."""
 
@@ -72,28 +78,31 @@ class Agents:
     def __init__(
         self, loop: Loop, directory: Path, handlers: AgentHandlers, *, wait: bool = False
     ) -> None:
-        """Listen in a directory.
+        """Listen in a directory: make the socket SOCKET there.
 
         Args:
             loop: Watches the socket and the agents.
             directory: The job's runtime directory.
             handlers: The supervisor's handlers.
             wait: Whether an agent gets its answer at the end of the daemon, not at the start.
+
+        Raises:
+            OSError: The socket cannot be made, for example because it exists.
         """
         self._loop = loop
         self._handlers = handlers
         self._wait = wait
-        self._waiting: dict[int, socket.socket] = {}
-        self._copies: list[socket.socket] = []
-        self._number = 0
-        self._open: set[socket.socket] = set()
+        self._waiting: dict[int, socket.socket] = {}  # number of a request -> its agent
+        self._copies: list[socket.socket] = []  # agents of a copy of the program
+        self._number = 0  # of the last request
+        self._open: set[socket.socket] = set()  # the server, and all agents
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         place = os.open(directory, os.O_PATH | os.O_DIRECTORY)
         try:
             server.bind(f"/proc/self/fd/{place}/{SOCKET}")
         finally:
             os.close(place)
-        server.listen(512)
+        server.listen(_BACKLOG)
         self._watch(server, lambda _: self._accept(server))
 
     def close(self) -> None:
@@ -143,7 +152,7 @@ class Agents:
         except OSError:
             data = b""
         request += data
-        if not data or len(request) > 2 * _READ_BYTES:
+        if not data or len(request) > _REQUEST_LIMIT:
             self._close(connection)
         elif request.endswith(b"\n"):
             answer = self._start_daemon(bytes(request), connection)

@@ -26,12 +26,18 @@ _TAKE_LIMIT = 1 << 20
 """Bytes that are read ahead of a slow reader; a pipe holds no more unless root enlarged it."""
 
 _OWN_LINES_LIMIT = 1000
+"""Lines of the launcher that wait for a slow reader."""
+
 _QUIET_SECONDS = 0.5
 """Time without other output after which an unfinished line is shown."""
 
 _PATIENCE_SECONDS = 1.0
 """Time in which a shown line may end while other streams wait."""
 
+_SLOW_WRITE = _PATIENCE_SECONDS / 4
+"""Seconds of a write after which the reader counts as slow."""
+
+_WAKE_BYTES = 4096
 _CLOSE_SILENCE_SECONDS = 5.0
 _CLOSE_LIMIT_SECONDS = 60.0
 """Limits of the last writes: without any progress of the reader, and in all."""
@@ -91,6 +97,7 @@ class Tail:
             else:
                 self._pieces.append((stream, bytearray(data)))
             self._sizes[stream] += len(data)
+            # Not at each read, because dropping old bytes takes time.
             if self._sizes[stream] > 2 * self._limit:
                 self._pieces = list(self._last())
             return data
@@ -111,7 +118,10 @@ class Tail:
             return b"".join(bytes(data) for stream, data in self._last() if stream)
 
     def _last(self) -> Iterator[tuple[int, bytearray]]:
-        """Drop all but the last bytes of each stream; yield the remaining pieces in order."""
+        """Drop all but the last bytes of each stream; yield the remaining pieces in order.
+
+        Yields (number of the stream, bytes). The caller holds the lock.
+        """
         excess = [size - self._limit for size in self._sizes]
         for stream, data in self._pieces:
             if excess[stream] > 0:
@@ -252,7 +262,8 @@ class Copier:
     def close(self) -> None:
         """Write the rest of all streams, and end the thread.
 
-        Waits as long as the reader takes bytes, at most a minute.
+        Waits as long as the reader takes bytes, at most ``_CLOSE_LIMIT_SECONDS``; then the thread
+        is left behind with what it has not written.
         """
         self.take()
         with self._lock:
@@ -285,10 +296,10 @@ class Copier:
                 return
 
     def _wait(self) -> set[int]:
-        """Wait for output, and return the descriptors that can be read.
+        """Wait for output, and return the descriptors that can be read; none while closing.
 
         While streams wait for an open line, only the descriptor of that line is polled. The wait
-        ends when an unfinished line has to be shown, or an open one broken.
+        ends when an unfinished line has to be shown, or an open one broken. ``_wake`` ends it, too.
         """
         if self._is_closing:
             return set()
@@ -313,7 +324,8 @@ class Copier:
         pieces: list[bytes] = []
         if self._wake_source in ready:
             with contextlib.suppress(BlockingIOError):
-                os.read(self._wake_source, 4096)
+                # The bytes mean nothing: they have only ended the wait.
+                os.read(self._wake_source, _WAKE_BYTES)
         for stream in self._new:
             if not stream.ended:
                 self._selector.register(stream.source, selectors.EVENT_READ, stream)
@@ -477,7 +489,7 @@ class Copier:
             self._written += written
         started = self._written_at
         self._written_at = time.monotonic()
-        if self._waiting_since and self._written_at - started > _PATIENCE_SECONDS / 4:
+        if self._waiting_since and self._written_at - started > _SLOW_WRITE:
             # The reader was slow, so the stream with the open line had no time to end it.
             self._waiting_since = self._written_at
 

@@ -34,7 +34,7 @@ class Child:
         output: Output,
         prefix: bytes | None = None,
     ) -> None:
-        """Start the command.
+        """Start the command in a session of its own, without input, and copy its output.
 
         A text file without ``#!`` is run by sh, as a shell does it (execvp(3), ENOEXEC).
 
@@ -206,7 +206,20 @@ def stat(pid: int) -> ProcessStat:
     fields = _stat_fields(pid)
     if not fields:
         return ProcessStat(parent=0, started="", state="X")
-    return ProcessStat(parent=int(fields[1]), started=fields[19], state=fields[0])
+    return ProcessStat(
+        parent=int(fields[_STAT_PARENT]), started=fields[_STAT_STARTED], state=fields[_STAT_STATE]
+    )
+
+
+# Places of fields in the list of ``_stat_fields``: three less than the numbers in proc(5), stat,
+# because the list begins with the third field.
+_STAT_STATE = 0
+_STAT_PARENT = 1
+_STAT_STARTED = 19
+_STAT_EXIT_CODE = 49
+
+_HAS_ENDED = "Z"
+"""State of a process that has ended, and whose status its parent has not read yet."""
 
 
 def _stat_fields(pid: int) -> list[str]:
@@ -266,34 +279,40 @@ def exit_status_of(pid: int, started: str, descriptor: int) -> int | None:
     """Return the exit status of a process that has ended and is not our child.
 
     Until its parent calls wait(2), the status is in proc(5), field ``exit_code``; afterwards the
-    pidfd has the status (Linux 6.15).
+    pidfd has the status (Linux 6.15). The process must have ended: this does not wait.
 
     Args:
         pid: The process.
-        started: Its start time, as ``stat`` returned it while the process ran.
-        descriptor: Its pidfd.
+        started: Its start time, as ``stat`` returned it while the process ran. A process with
+            another start time is a new one with the same number.
+        descriptor: Its pidfd, which stays open.
 
     Returns:
         The status, negative after a signal; None if the kernel does not tell it.
     """
     fields = _stat_fields(pid)
-    if fields and fields[0] == "Z" and fields[19] == started:
-        return returncode_of(int(fields[49]))
+    is_same = bool(fields) and fields[_STAT_STARTED] == started
+    if is_same and fields[_STAT_STATE] == _HAS_ENDED:
+        return returncode_of(int(fields[_STAT_EXIT_CODE]))
     import fcntl  # only jobs with ranks need it
 
-    information = bytearray(struct.pack("Q56x", _PIDFD_INFO_EXIT))
+    # The mask says what is asked for; the kernel replaces it by what it has filled in.
+    information = bytearray(struct.pack(_PIDFD_REQUEST, _PIDFD_INFO_EXIT))
     try:
         fcntl.ioctl(descriptor, _PIDFD_GET_INFO, information)
     except OSError:
         return None
-    mask, code = struct.unpack("Q52xi", information)
+    mask, wait_status = struct.unpack(_PIDFD_ANSWER, information)
     if not mask & _PIDFD_INFO_EXIT:
         return None
-    return returncode_of(code)
+    return returncode_of(wait_status)
 
 
-# linux/pidfd.h; struct pidfd_info, its first 64 bytes.
+# linux/pidfd.h: the number of the request, and the bit of the mask for the exit status.
 _PIDFD_GET_INFO, _PIDFD_INFO_EXIT = 0xC040FF0B, 1 << 3
+# struct pidfd_info, its first 64 bytes: the mask (8 bytes), 52 bytes of other facts, and the status
+# as wait(2) has it (4 bytes).
+_PIDFD_REQUEST, _PIDFD_ANSWER = "Q56x", "Q52xi"
 
 
 class Orphans:
@@ -314,14 +333,14 @@ class Orphans:
         self._is_subreaper = not self._is_init and _set_subreaper(True)
 
     def reap(self, known: Iterable[int]) -> list[int]:
-        """Read the status of every orphan that has ended.
+        """Read the status of every orphan that has ended; does not wait for one.
 
         Args:
             known: Children that other code waits for. Poll them just before this call: an ended
                 one hides the orphans that ended after it.
 
         Returns:
-            The statuses, negative after a signal.
+            The statuses, negative after a signal. The processes are gone then.
         """
         excluded = frozenset(known)
         if not self._is_init:
@@ -334,6 +353,7 @@ class Orphans:
                 break
             if child is None or child.si_pid in excluded:
                 break
+            # WNOWAIT has left the status unread, because a child may be one of the excluded ones.
             # The status of a process that a signal ended is the signal.
             has_exited = child.si_code == os.CLD_EXITED
             statuses.append(child.si_status if has_exited else -child.si_status)
@@ -382,13 +402,19 @@ class Orphans:
 
 
 def _descendants(top: int, excluded: Iterable[int]) -> list[int]:
-    """Return the running processes below one, without the trees of the excluded ones."""
+    """Return the running processes below one, without the trees of the excluded ones.
+
+    Args:
+        top: A process; it is not in the result itself.
+        excluded: Processes to leave out with all their descendants.
+    """
     children: dict[int, list[int]] = {}
     ended: set[int] = set()
     for entry in os.listdir("/proc"):  # noqa: PTH208  (names, not paths)
         if entry.isdecimal():
             process = stat(int(entry))
             children.setdefault(process.parent, []).append(int(entry))
+            # Ended, or gone since the list was made.
             if process.state in "ZX":
                 ended.add(int(entry))
     running: list[int] = []
@@ -407,7 +433,7 @@ def _descendants(top: int, excluded: Iterable[int]) -> list[int]:
 def _wait_for_end(pid: int, deadline: float) -> None:
     """Wait for the end of a process until a deadline (monotonic clock).
 
-    Returns at once if the process is gone, or without pidfds.
+    Returns at once if the process is gone, or where Python or the kernel has no pidfds.
     """
     with contextlib.suppress(OSError):
         if hasattr(os, "pidfd_open"):

@@ -25,8 +25,20 @@ from trainworks_launcher.supervise.processes.output import Output, Stream, Tail
 SOCKET = "ranks"
 """Name of the socket in the runtime directory."""
 
+_BACKLOG = 512
+"""Connections that may wait until they are accepted: the ranks of a host start together."""
+
 _HEADER_BYTES = 4096
+"""Size of a rank's report."""
+
 _ERROR_BYTES = 1 << 20
+"""Bytes of torch's error file that are read."""
+
+# C types on the socket: a descriptor is an int; SO_PEERCRED has three of them (struct ucred in
+# unix(7)): process id, user and group.
+_INT_BYTES = 4
+_DESCRIPTORS_BYTES = 2 * _INT_BYTES
+_CREDENTIALS, _CREDENTIALS_BYTES = "3i", 3 * _INT_BYTES
 
 
 class Rank:
@@ -105,19 +117,22 @@ class Ranks:
     """The socket to which the ranks of one host report. Methods run in the loop's thread."""
 
     def __init__(self, loop: Loop, directory: Path, output: Output, handlers: RankHandlers) -> None:
-        """Listen in a directory.
+        """Listen in a directory: make the socket SOCKET there.
 
         Args:
             loop: Watches the socket and the ranks' ends.
             directory: The runtime directory.
             output: Copies the output of the ranks.
             handlers: The supervisor's handlers.
+
+        Raises:
+            OSError: The socket cannot be made, for example because it exists.
         """
         self._loop = loop
         self._output = output
         self._handlers = handlers
         self._all: list[Rank] = []
-        self._watched: dict[int, Rank] = {}
+        self._watched: dict[int, Rank] = {}  # pidfd of a running rank -> the rank
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         runtime = os.open(directory, os.O_PATH | os.O_DIRECTORY)
         try:
@@ -125,7 +140,7 @@ class Ranks:
             self._server.bind(f"/proc/self/fd/{runtime}/{SOCKET}")
         finally:
             os.close(runtime)
-        self._server.listen(512)
+        self._server.listen(_BACKLOG)
         loop.watch(self._server, READ, self._accept)
 
     @property
@@ -148,8 +163,10 @@ class Ranks:
     def take_ends(self) -> None:
         """Note the ends of all ranks that have ended, and call ``handlers.ended`` for each.
 
-        Ends that are seen together get the same time: their order is not known.
+        Ends that are seen together get the same time: their order is not known. Only ranks with a
+        pidfd are noted (``_watch_end``). Does not wait.
         """
+        # A pidfd can be read when its process has ended.
         poll = select.poll()
         for descriptor in self._watched:
             poll.register(descriptor, select.POLLIN)
@@ -198,15 +215,17 @@ class Ranks:
             received: list[int] = []
             try:
                 data, ancillary, _flags, _address = connection.recvmsg(
-                    _HEADER_BYTES, socket.CMSG_SPACE(8), socket.MSG_CMSG_CLOEXEC
+                    _HEADER_BYTES, socket.CMSG_SPACE(_DESCRIPTORS_BYTES), socket.MSG_CMSG_CLOEXEC
                 )
                 for level, kind, rights in ancillary:
                     if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                        whole_integers = rights[: len(rights) // 4 * 4]
+                        whole_integers = rights[: len(rights) // _INT_BYTES * _INT_BYTES]
                         for (descriptor,) in struct.iter_unpack("i", whole_integers):
                             received.append(descriptor)
                 header = mapping(decode(data.decode("utf-8")))
-                credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+                credentials = connection.getsockopt(
+                    socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS_BYTES
+                )
             except (OSError, ValueError):
                 header, credentials = {}, b""
             if not header or len(received) != 2:
@@ -214,7 +233,7 @@ class Ranks:
                     os.close(descriptor)
                 return
             # From the kernel, in numbers of this PID namespace.
-            pid = struct.unpack("3i", credentials)[0]
+            pid, _user, _group = struct.unpack(_CREDENTIALS, credentials)
             errors = text(header.get("errors"))
             rank = Rank(number(header.get("rank")), pid, number(header.get("local_rank")), errors)
             self._all.append(rank)

@@ -22,6 +22,14 @@ from trainworks_launcher.contract.files import text_of
 PLACE = "/dev/shm"  # noqa: S108  (the kernel's own, not a file of ours)
 
 _IPC_OF_THE_HOST = f"ipc:[{0xEFFFFFFF}]"  # include/linux/proc_ns.h, PROC_IPC_INIT_INO
+_BLOCK_BYTES = 512
+"""Unit of ``st_blocks`` (inode(7)), whatever the blocks of the file system are."""
+
+# Places of fields in a line of mountinfo before and after " - ", and of maps (proc(5)).
+_MOUNT_POINT = slice(4, 5)
+_TYPE_AND_SOURCE = slice(0, 2)
+_MAP_FIELDS = 6
+_MAP_DEVICE, _MAP_INODE, _MAP_PATH = 3, 4, 5
 
 
 class Key(NamedTuple):
@@ -61,7 +69,7 @@ def files(place: str = PLACE) -> Mapping[Key, tuple[str, int]]:
             with contextlib.suppress(OSError):
                 status = path.lstat()
                 if status.st_uid == os.geteuid():
-                    size = status.st_blocks * 512
+                    size = status.st_blocks * _BLOCK_BYTES
                     own_files[Key(status.st_dev, status.st_ino)] = (str(path), size)
     return own_files
 
@@ -79,7 +87,8 @@ def clean_up(before: frozenset[Key], place: str = PLACE, until: float = 0.0) -> 
             later may be theirs. 0 if no rank runs.
 
     Returns:
-        The number and size of the files; None if there are none.
+        The number and size of the files; None if there are none. A file that cannot be removed is
+        counted, too.
     """
     of_job = {}
     for key, (path, size) in files(place).items():
@@ -122,8 +131,8 @@ def is_own(place: str = PLACE, mounts: str = "/proc/self/mountinfo") -> bool:
     for line in text_of(mounts).splitlines():
         mount, _, system = line.partition(" - ")
         # A later mount hides the earlier ones.
-        if mount.split()[4:5] == [place]:
-            source = " ".join(system.split()[:2])
+        if mount.split()[_MOUNT_POINT] == [place]:
+            source = " ".join(system.split()[_TYPE_AND_SOURCE])
     return source == "tmpfs shm"
 
 
@@ -148,10 +157,12 @@ def _mapped_files(entry: str) -> Iterator[Key]:
     """
     # A line: 7f00-7f01 rw-s 00000000 00:1a 4711 /dev/shm/name
     for line in text_of(f"/proc/{entry}/maps").splitlines():
-        fields = line.split(None, 5)
-        if len(fields) == 6 and fields[5].startswith("/"):
-            major, _, minor = fields[3].partition(":")
-            yield Key(os.makedev(int(major, 16), int(minor, 16)), int(fields[4]))
+        fields = line.split(None, _MAP_PATH)
+        # Memory without a file has no path, or a name such as [heap].
+        if len(fields) == _MAP_FIELDS and fields[_MAP_PATH].startswith("/"):
+            major, _, minor = fields[_MAP_DEVICE].partition(":")
+            device = os.makedev(int(major, 16), int(minor, 16))
+            yield Key(device, int(fields[_MAP_INODE]))
 
 
 def _changed_at(path: str) -> float:

@@ -69,5 +69,6 @@ def have_left_the_script(ranks: Iterable[int], runtime: Path) -> bool:
     content = b""
     with contextlib.suppress(OSError):
         content = Path(runtime, records.FILE).read_bytes()
+    # A record of another thread than the main one is not the end of its Python.
     ended = {row.pid for row in records.read(content) if not row.thread}
     return ended.issuperset(ranks)

@@ -26,12 +26,14 @@ PRIVATE_KEY = "id_rsa"
 """Name of the file, for any kind of key."""
 
 _PUBLIC_KEY = re.compile(r"(ssh-[a-z0-9-]+|ecdsa-sha2-[a-z0-9-]+) [A-Za-z0-9+/=]+")
-_HOST_KEYS = "/etc/ssh"
+_HOST_KEY_DIRECTORY = "/etc/ssh"
 _KEY_SECONDS = 30.0
+"""Time limit of ssh-keygen."""
+
 _SSHD_OPTIONS = "C:E:b:c:f:g:h:k:o:p:u:46DGQRTVdeiqrt"
 """sshd's short options: sshd(8)."""
 
-_DECIDED = frozenset(("-f", "-h", "-G", "-Q", "-T", "-V", "-t"))
+_OPTIONS_OF_CHOSEN_KEYS = frozenset(("-f", "-h", "-G", "-Q", "-T", "-V", "-t"))
 """Options with which sshd's caller has chosen the keys, or starts no server."""
 
 
@@ -50,7 +52,8 @@ class Keys(NamedTuple):
 def find() -> Keys | None:
     """Return the mounted pair of this process's user.
 
-    None if there is none, if it cannot be read, or if authorized_keys does not have it.
+    None if there is none, if it cannot be read, if id_rsa.pub holds no public key, or if
+    authorized_keys does not have that key.
     """
     try:
         # The home of sshd and ssh, which do not read HOME.
@@ -59,6 +62,7 @@ def find() -> Keys | None:
         return None
     folder = Path(home, ".ssh")
     try:
+        # The kind and the key; a comment follows them.
         public = " ".join((folder / f"{PRIVATE_KEY}.pub").read_text(encoding="utf-8").split()[:2])
         allowed = (folder / "authorized_keys").read_text(encoding="utf-8")
         private = folder / PRIVATE_KEY
@@ -114,7 +118,7 @@ def server_options(words: Sequence[str], keygen: str) -> tuple[list[str], str]:
     if _has_chosen_keys(words):
         return [], ""
     keys = find()
-    if keys is None and list(Path(_HOST_KEYS).glob("ssh_host_*_key")):
+    if keys is None and list(Path(_HOST_KEY_DIRECTORY).glob("ssh_host_*_key")):
         return [], ""
     file = Path(tempfile.mkdtemp(prefix="trainworks-sshd-"), "host_key")
     options = ["-h", str(file)]
@@ -135,7 +139,10 @@ def server_options(words: Sequence[str], keygen: str) -> tuple[list[str], str]:
 
 
 def _make_key(ssh_keygen: str, path: Path) -> None:
-    """Make a key pair at a path, by ssh-keygen. Raises RefusalError if that fails."""
+    """Make a key pair without a passphrase, by ssh-keygen: the path, and the path with ``.pub``.
+
+    Raises RefusalError (EXIT_HOSTS) if ssh-keygen cannot be started, fails, or takes too long.
+    """
     argv = (ssh_keygen, "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(path))
     try:
         done = subprocess.run(
@@ -160,7 +167,7 @@ def _has_chosen_keys(words: Sequence[str]) -> bool:
     except getopt.GetoptError:
         return True
     for option, value in pairs:
-        if option in _DECIDED:
+        if option in _OPTIONS_OF_CHOSEN_KEYS:
             return True
         # For example -o "HostKey /etc/key", or -o HostKey=/etc/key.
         if option == "-o" and re.split(r"[\s=]", value.lstrip())[0].lower() == "hostkey":
@@ -169,21 +176,28 @@ def _has_chosen_keys(words: Sequence[str]) -> bool:
 
 
 def write_client_files(directory: Path, program: str, keys: Keys, connect: Sequence[str]) -> None:
-    """Write the files with which agent.py starts ssh.
+    """Write the files with which agent.py starts ssh on the workers.
 
-    These are user_key, known_hosts, ssh_config and ssh_program.
+    These are user_key, known_hosts, ssh_config and ssh_program (one line, the path of ssh). The one
+    pair has two uses: its private key is this user's key, and its public key is the host key that
+    every worker shows. user_key must not exist yet; the other files are replaced.
 
     Args:
         directory: The runtime directory, or another private one.
         program: Path of ssh.
-        keys: The mounted pair.
-        connect: Words that start connect.py, with its limit: hosts start at different times.
+        keys: The pair that the operator mounts into every host of the job.
+        connect: Words of a command line that starts connect.py. connect.py connects ssh to a
+            worker, and tries again until a limit of seconds, which is one of the words: hosts start
+            at different times.
 
     Raises:
-        OSError: A file cannot be written.
+        OSError: A file cannot be written, or user_key exists.
     """
     private_copy(keys, directory / "user_key")
+    # "*": every host has this host key, and ssh accepts no other.
     (directory / "known_hosts").write_text(f"* {keys.public}\n", encoding="ascii")
+    # ssh runs this command to connect: %h is the host and %p the port. The command hands the open
+    # connection to ssh (ProxyUseFdpass) and ends.
     proxy = " ".join(f'"{word}"' for word in connect)
     block = f"Host *\n  ProxyCommand {proxy} %h %p\n  ProxyUseFdpass yes\n"
     settings = (
