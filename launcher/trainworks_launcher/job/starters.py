@@ -74,21 +74,24 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _WRAPPERS = {
     "chrt": ("",),
     "doas": ("u",),
-    "env": ("u", "C", "S"),
+    "env": ("u", "unset", "C", "chdir"),
     "exec": ("a",),
-    "ionice": ("c", "n", "p"),
-    "nice": ("n",),
+    "ionice": ("c", "class", "n", "classdata", "p", "pid"),
+    "nice": ("n", "adjustment"),
     "nohup": ("",),
-    "numactl": ("m", "N", "C", "i"),
+    "numactl": ("m", "membind", "N", "cpunodebind", "C", "physcpubind", "i", "interleave"),
     "setsid": ("",),
-    "stdbuf": ("i", "o", "e"),
-    "sudo": ("u", "g"),
+    "stdbuf": ("i", "input", "o", "output", "e", "error"),
+    "sudo": ("u", "user", "g", "group"),
     "taskset": ("",),
-    "time": ("f", "o"),
-    "timeout": ("k", "s"),
-    "xargs": ("n", "P"),
+    "time": ("f", "format", "o", "output"),
+    "timeout": ("k", "kill-after", "s", "signal"),
+    "xargs": ("n", "max-args", "P", "max-procs"),
 }
-"""Program that runs another program -> its short options with a value, such as ``nice -n 5``."""
+"""Program that runs another program -> its options whose value is the next word: ``nice -n 5``."""
+
+_COMMAND_IN_ONE_WORD = ("-S", "--split-string")
+"""Options of env: the next word is split into the words of the command."""
 
 _ARGUMENTS_OF_WRAPPER = {"chrt": 1, "taskset": 1, "timeout": 1}
 """Number of arguments before the other program: the time in ``timeout 60 PROGRAM``."""
@@ -250,9 +253,14 @@ def _wrapped_command(wrapper: str, words: tuple[str, ...]) -> tuple[str, ...]:
     while index < len(words):
         word = words[index]
         if word == "--":
-            return words[index + 1 :]
+            # The wrapper's own arguments stand behind it, too: ``timeout -- 60 torchrun``.
+            return words[index + 1 + arguments_left :]
+        if wrapper == "env" and word in _COMMAND_IN_ONE_WORD and index + 1 < len(words):
+            return (*words[index + 1].split(), *words[index + 2 :])
         if word.startswith("-"):
-            has_value = len(word) == 2 and word[1] in _WRAPPERS[wrapper]
+            # ``-k5`` and ``--signal=TERM`` have their values in the same word.
+            is_alone = len(word) == 2 or word.startswith("--")
+            has_value = is_alone and word.lstrip("-") in _WRAPPERS[wrapper]
             index += 1
             if has_value:
                 index += 1
