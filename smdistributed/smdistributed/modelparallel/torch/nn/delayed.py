@@ -190,9 +190,10 @@ def _new(size: Any, *rest: Any, **options: Any) -> torch.Tensor:
     """Return a tensor without values, with a blank storage where that is possible."""
     dtype = options.get("dtype") or torch.get_default_dtype()
     device = torch.device(options.get("device") or "cpu")
-    memory_format = options.get("memory_format")
+    layout, memory_format = options.get("layout"), options.get("memory_format")
     is_plain = (
         not rest
+        and layout in (None, torch.strided)
         and device.type == "cpu"
         and dtype.is_floating_point
         and not options.get("pin_memory")
