@@ -525,6 +525,7 @@ class ModuleState:
         self._modules: list[nn.Module] = []
         self._owner_ranks: list[int] = []
         self._module_numbers: dict[int, int] = {}  # by id() of a module
+        self._remote_submodules: dict[int, list[int]] = {}  # by number of a called module
         self._global_state = GlobalState()
         self._known_hook_ids: list[int] = []
         self._tracked_keys: set[Key] = set()  # their reads are observed from the step's begin on
@@ -559,7 +560,7 @@ class ModuleState:
         self._leaves: list[_Leaf] = []
         self._weak_dictionaries: list[tuple[int, str, Any]] = []
         self._attributes_before: dict[int, dict[str, Any]] = {}
-        self._hook_counts: dict[int, int] = {}  # by number of a module of another rank
+        self._hook_numbers: dict[int, set[int]] = {}  # by number of a module of another rank
         self._descriptors: dict[tuple[type, str], bool] = {}  # whether the class had the name
         self._running = running.RunningStatistics()
         self._writes_by_microbatch: dict[int, dict[Key, tuple[Stamp, Any]]] = {}
@@ -581,6 +582,7 @@ class ModuleState:
         self._modules, self._owner_ranks = modules, owner_ranks
         containers.ObjectAttributes.model_module_ids = set(map(id, modules))
         self._module_numbers = {id(module): number for number, module in enumerate(modules)}
+        self._remote_submodules = {}
         for dictionary in (self._steps, self._reads_told_to_peer, self._late_writes, self.agreed):
             dictionary.clear()
         self._tracked_keys.clear()
@@ -662,10 +664,10 @@ class ModuleState:
             if len(key) == 2:
                 self._ensure_slot(self._modules[key[0]], key)
         self._begin_tensors()
-        self._hook_counts = {}
+        self._hook_numbers = {}
         for number, owner in enumerate(self._owner_ranks):
             if owner != self.rank:
-                self._hook_counts[number] = self.count_hooks(number)
+                self._hook_numbers[number] = self._find_hook_numbers(number)
         self._attributes_before = {}
         if self._runs_in_turn:
             self._attributes_before = dict(enumerate(map(_attributes_of, self._modules)))
@@ -1230,28 +1232,71 @@ class ModuleState:
             _attribute_slots[place] = _Slot(key, module, _stored_value(module, name))
         return _attribute_slots[place]
 
-    def count_hooks(self, number: int) -> int:
-        """Return how many hooks of all kinds a module has, by the number of the module."""
-        own = self._modules[number].__dict__
-        return sum(len(own[kind]) for kind in HOOKS)
+    def _find_hook_numbers(self, number: int) -> set[int]:
+        """Return the ids that torch gave to the hooks of a module; no two hooks share one.
 
-    def check_hooks(self, number: int) -> None:
-        """Refuse a hook that was registered in this step on a module of another rank.
+        Hugging Face's hooks are left out: they are set on the owner, too (variables.py).
 
         Args:
             number: Number of the module.
+        """
+        own = self._modules[number].__dict__
+        hook_numbers = set()
+        for kind in HOOKS:
+            for hook_number, hook in own[kind].items():
+                if not variables.is_of_collector(hook):
+                    hook_numbers.add(hook_number)
+        return hook_numbers
+
+    def _find_remote_submodules(self, number: int) -> list[int]:
+        """Return the numbers of a module and its submodules that are on other ranks.
+
+        The list is computed once for each module, and kept until `install`.
+
+        Args:
+            number: Number of the module.
+        """
+        remote = self._remote_submodules.get(number)
+        if remote is None:
+            remote = []
+            for module in self._modules[number].modules():
+                submodule_number = self._module_numbers.get(id(module))
+                # A module that was made in a step has no number.
+                if submodule_number is None or self._owner_ranks[submodule_number] == self.rank:
+                    continue
+                remote.append(submodule_number)
+            self._remote_submodules[number] = remote
+        return remote
+
+    def check_hooks(self, number: int) -> None:
+        """Refuse a remote call if this step has registered or removed a hook, which another rank
+        would not notice.
+
+        The hooks of the called module and of its submodules on other ranks are compared with those
+        at the begin of the step. Hooks of modules on this rank run here and may change.
+
+        Args:
+            number: Number of the called module.
 
         Raises:
-            StepError: The owner of the module does not have the hook.
+            StepError: A hook was registered or removed.
         """
-        if self.count_hooks(number) == self._hook_counts[number]:
-            return
-        # Hugging Face's hooks are set on the owner, too (variables.py).
-        if not variables.is_hooked(self._modules[number]):
+        for submodule_number in self._find_remote_submodules(number):
+            hook_numbers = self._find_hook_numbers(submodule_number)
+            numbers_before = self._hook_numbers[submodule_number]
+            if hook_numbers == numbers_before:
+                continue
+            title = self.module_title(submodule_number)
+            if hook_numbers - numbers_before:
+                raise StepError(
+                    f"a hook was registered in a step on module {title},"
+                    " which is on another partition, where it would not run\n"
+                    "Register it before the step on all ranks, or place it with smp.set_partition."
+                )
             raise StepError(
-                f"a hook was registered in a step on module {self.module_title(number)},"
-                " which is on another partition, where it would not run\n"
-                "Register it before the step on all ranks, or place it with smp.set_partition."
+                f"a hook was removed in a step from module {title},"
+                " which is on another partition, where it would still run\n"
+                "Remove it before the step on all ranks, or place it with smp.set_partition."
             )
 
     def write(

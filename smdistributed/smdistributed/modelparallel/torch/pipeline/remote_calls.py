@@ -341,8 +341,7 @@ class Caller:
         module_state, microbatch = pipeline.scheduler.module_state, context.microbatch
         run = MicrobatchRun(microbatch)
         module_state.leave(run)
-        if segment is None:
-            module_state.check_hooks(number)
+        module_state.check_hooks(number)
 
         # The arguments, with the state that the microbatch has written so far.
         state_header, written = module_state.pack(microbatch, call.first)

@@ -120,12 +120,9 @@ def collects(names: Sequence[tuple[str, str]]) -> bool:
     return _COLLECTOR in names
 
 
-def is_hooked(module: nn.Module) -> bool:
-    """Return whether one of a module's hooks is Hugging Face's."""
-    return any(
-        getattr(hook, "__module__", None) == _COLLECTOR[0]
-        for hook in module._forward_hooks.values()  # noqa: SLF001
-    )
+def is_of_collector(hook: Any) -> bool:
+    """Return whether a hook is one with which Hugging Face collects outputs."""
+    return getattr(hook, "__module__", None) == _COLLECTOR[0]
 
 
 def hooked(modules: Sequence[nn.Module]) -> tuple[int, ...]:
