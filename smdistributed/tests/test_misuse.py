@@ -395,3 +395,53 @@ def test_a_change_of_a_remote_modules_hooks_in_a_step_is_refused(
 ) -> None:
     results = run_ranks(2, change_hooks, way, kind)
     assert any(words in result for result in results), results
+
+
+class WritesWeight(nn.Module):
+    """Writes its weight after the weight was used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.linear(x)
+        with torch.no_grad():
+            self.linear.weight.clamp_(-0.2, 0.2)
+        return result
+
+
+class TakesGradient(nn.Module):
+    """Returns the gradient of a remote module's result."""
+
+    def __init__(self) -> None:
+        import smdistributed.modelparallel.torch as smp
+
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), WritesWeight()
+        smp.set_partition(self.second, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        value = self.first(x)
+        gradient: torch.Tensor = torch.autograd.grad(self.second(value).sum(), value)[0]
+        return gradient
+
+
+def gradient_after_write() -> str:
+    """Return the message of a step that takes a gradient through a weight which was written."""
+    import smdistributed.modelparallel.torch as smp
+
+    smp.init(HAND)
+    model = smp.DistributedModel(TakesGradient())
+
+    @smp.step
+    def train(model: Any, x: torch.Tensor) -> None:
+        model(x)
+
+    return error_of(lambda: train(model, torch.ones(2, 4)))
+
+
+def test_a_parameter_that_is_written_before_a_gradient_is_taken_is_named() -> None:
+    words = "parameter 'weight' of module second.linear (Linear) was written in the step"
+    results = run_ranks(2, gradient_after_write)
+    assert any(words in result for result in results), results

@@ -537,14 +537,16 @@ class Server:
                 needed.append(tensor)
 
         input_grads: dict[int, torch.Tensor | None] = {}  # by id() of the input
+        module_state = self.pipeline.scheduler.module_state
         if roots and mode.adds:
             # Adds to the gradients of parameters and inputs.
-            with self.pipeline.scheduler.module_state.explain_backward_errors():
+            with module_state.explain_backward_errors():
                 torch.autograd.backward(roots, root_grads, retain_graph=mode.keeps)
         elif roots and needed:
-            gradients = torch.autograd.grad(
-                roots, needed, root_grads, retain_graph=mode.keeps, allow_unused=True
-            )
+            with module_state.explain_backward_errors():
+                gradients = torch.autograd.grad(
+                    roots, needed, root_grads, retain_graph=mode.keeps, allow_unused=True
+                )
             input_grads = dict(zip(map(id, needed), gradients, strict=True))
         if mode.adds:
             # Taken off the inputs, because a pass that keeps the graph would add to them again.
