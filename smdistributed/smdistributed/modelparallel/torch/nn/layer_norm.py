@@ -53,7 +53,13 @@ class DistributedLayerNorm(DistributedModule, FusedLayerNorm):
         return (module.normalized_shape, module.eps), {}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the normalized samples."""
+        """Return the normalized samples.
+
+        Weight and bias are gathered: the call is collective over tensor ranks.
+
+        Raises:
+            RuntimeError: The collective broke, because a rank is gone.
+        """
         if not self.elementwise_affine:
             return super().forward(x)
         both = gather_weight(

@@ -23,6 +23,9 @@ def answer(model: nn.Module) -> None:
 
     The names in states and in lists of modules do not change.
 
+    The modules get further attributes, past ``nn.Module.__setattr__``, so that no submodule is
+    registered twice.
+
     Args:
         model: The full model. Only classes of `transformers` get names, and no attribute of a
             module is replaced.
