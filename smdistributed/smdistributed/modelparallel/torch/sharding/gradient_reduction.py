@@ -53,6 +53,9 @@ class GradientReduction:
         """Register hooks on the outputs of a forward pass, which notice its backward pass.
 
         Returns the outputs.
+
+        Raises:
+            StepError: An output is computed from shared parameters.
         """
         tensors = pytrees.tensors_in(outputs)
         check_unsharded(tensors)

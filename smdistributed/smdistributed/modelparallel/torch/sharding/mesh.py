@@ -38,7 +38,10 @@ _mesh_of_job: _MeshOfJob | None = None
 
 
 def degree() -> int:
-    """Return the number of ranks that share parameters; 1: nothing is shared."""
+    """Return the number of ranks that share parameters; 1: nothing is shared.
+
+    Shared is FSDP's sharded: each rank has some rows of each parameter.
+    """
     if not state.initialized:
         return 1
     return state.cfg.sharded_data_parallel_degree
@@ -70,6 +73,12 @@ def check_torch() -> None:
 def mesh() -> Any:
     """Return the mesh of all ranks, with the dimensions replicate (where there are replicas) and
     shard. Collective at the first call.
+
+    With a GPU the first call makes this rank's GPU the current device of the process. The mesh is
+    kept.
+
+    Raises:
+        RuntimeError: A rank is gone (torch's own error).
     """
     global _mesh_of_job
     if _mesh_of_job is None:
@@ -121,6 +130,8 @@ def gather(value: Any) -> Any:
 
 def shard_like(parameter: torch.Tensor, value: Any, name: str) -> Any:
     """Share a tensor in the same way as a parameter.
+
+    The parameter is not changed. The shared tensor may use the memory of the value.
 
     Args:
         parameter: The parameter.

@@ -76,6 +76,8 @@ class BlockOrder:
     def __init__(self, root: nn.Module, *, gathered_again: bool, unused: bool) -> None:
         """Watch the blocks of a model whose parameters are shared.
 
+        The blocks get forward hooks. A block is a module that FSDP gathers alone.
+
         Args:
             root: The model.
             gathered_again: Whether blocks are gathered for their backward pass, too.
@@ -122,9 +124,12 @@ class BlockOrder:
     def end(self) -> None:
         """End a pass.
 
+        The recorded events are dropped, and one of the first passes is counted.
+
         Raises:
             StepError: Another rank ran other blocks in the pass, or has gradients of other
                 parameters.
+            RuntimeError: The collective broke, because a rank is gone.
         """
         self._note(_END, 0)
         # In the first passes the blocks are compared already.
@@ -196,6 +201,8 @@ class BlockOrder:
     def _check_outputs(self, number: int, outputs: Any) -> None:
         """Refuse outputs with a tensor in an object that fully_shard does not open.
 
+        FSDP would not see such a tensor.
+
         Raises:
             StepError: There is such an object.
         """
@@ -214,6 +221,10 @@ class BlockOrder:
 
         Gradients are summed in one message for many parameters: ranks with different parameters
         would send messages of different sizes, which hangs or corrupts them.
+
+        Raises:
+            StepError: A rank has gradients of other parameters.
+            RuntimeError: The collective broke, because a rank is gone.
         """
         for parameter in parameters:
             if parameter.value.grad is not None:
@@ -227,6 +238,7 @@ class BlockOrder:
 
         Raises:
             StepError: Another rank has another event.
+            RuntimeError: The collective broke, because a rank is gone.
         """
         event = _Event(kind, number)
         self._events.append(event)
@@ -238,6 +250,7 @@ class BlockOrder:
 
         Raises:
             StepError: A rank has other events. It is raised on all ranks.
+            RuntimeError: The collective broke, because a rank is gone.
         """
         # Hot: one small message. The maxima of a number and its negative differ only if ranks do.
         value = hash(tuple(events)) >> 2
@@ -254,6 +267,9 @@ class BlockOrder:
 
         Args:
             of_ranks: For each rank its events.
+
+        Raises:
+            AssertionError: All events are equal.
         """
         longest = max(map(len, of_ranks))
         end = _Event(_END, 0)  # in the place of missing events
