@@ -806,8 +806,8 @@ class ModuleState:
         The owner of the root module decides from the late writes of this step, and stores the
         decision in `agreed`. Other ranks return what this rank has told them.
 
-        On the owner, a second step with a late write is remembered: the microbatches of this
-        function stay in turn until `install`.
+        On the owner a step in which two microbatches wrote late, or a second step with a late
+        write, keeps the microbatches of this function in turn until `install`.
 
         Args:
             function: Name of the step function.
@@ -1563,7 +1563,7 @@ class ModuleState:
 
         The attribute or container itself is not written.
 
-        A container that is written without a note counts as read by the microbatch, too.
+        A microbatch that writes to a container for the first time counts as having read it before.
 
         Args:
             slot: The state that was written.
@@ -2351,8 +2351,9 @@ class _Leaf:
         If the object was not written since the last comparison, this is the same state object.
         Otherwise it is the new version of a tensor, or what `containers.read_state` returns.
 
-        Nothing is stored: the caller sets `state`. A value that is too large to be compared, above
-        256 KiB for a parameter, has its former state always.
+        Nothing is stored: the caller sets `state`. Of a tensor that is too large to be compared,
+        above 256 KiB for a parameter, only torch's count of writes tells, and of such an array
+        nothing.
         """
         if isinstance(self.value, torch.Tensor) and not self.compares_values:
             version = None if self.value.is_inference() else self.value._version  # noqa: SLF001
