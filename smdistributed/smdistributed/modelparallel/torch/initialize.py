@@ -257,6 +257,8 @@ def _install_hook(watch: Watch) -> None:
 
     The traceback of an error is not printed if another rank is the cause: that rank is named.
 
+    The former hook is called for errors of this rank itself.
+
     Args:
         watch: The watch of this rank.
     """

@@ -352,6 +352,9 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
     def begin_microbatch(self, *, last: bool) -> None:
         """Tell the sharded reduction that a microbatch begins. Without a pipeline only.
 
+        The model's blocks learn whether the next backward pass sums gradients: of the last
+        microbatch in the last pass of ``backward_passes_per_step``.
+
         Args:
             last: Whether it is the last microbatch of the step.
         """
@@ -610,7 +613,10 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
             self._announce()
 
     def _convert_local_modules(self) -> None:
-        """Move this rank's modules to its GPU, and to half precision, where there are such."""
+        """Move this rank's modules to its GPU, and to half precision, where there are such.
+
+        Parameters keep their identity; buffers may be new objects.
+        """
         gpu = placement.device()
         if gpu is None and self._half is None:
             return
@@ -679,6 +685,9 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
         """Call the post-partition hooks, once.
 
         Without a pipeline this is done when the first step or forward pass begins.
+
+        Raises:
+            Exception: An error of a hook. Hooks that come after it are not called any more.
         """
         if self._is_announced:
             return
@@ -773,6 +782,10 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
     def local_state_dict(self, *args: Any, **kwargs: Any) -> StateDict:  # noqa: ARG002
         """Return the state of this rank's partition, with the mark ``_smp_is_partial``.
 
+        Returns:
+            Name -> tensor, outside of the graph and in the model's memory; with sharded data
+            parallelism this rank's rows. Arguments have no effect.
+
         Raises:
             StepError: The model is not divided yet.
         """
@@ -793,8 +806,13 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
             gather_to_rank0: All ranks but the first of the group return an empty dictionary.
             kwargs: More of these arguments, by name.
 
+        Returns:
+            Name -> value. Where the model is on several ranks, new tensors in host memory; else
+            those of ``torch.nn.Module.state_dict``.
+
         Raises:
             StepError: Ranks are missing. The error names these ranks.
+            RuntimeError: The collective broke, because a rank is gone.
         """
         if mesh.degree() > 1:
             return state_dicts.gather_shared_state(
@@ -914,6 +932,9 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
         of DistributedDataParallel.
 
         Args:
+            divide_by_initial_world_size: Whether gradients are divided by the number of all
+                replicas. Only True works.
+            enable: Whether the context has an effect; without replicas it has none.
             throw_on_early_termination: As for torch's.
 
         Raises:

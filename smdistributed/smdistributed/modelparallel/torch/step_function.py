@@ -110,6 +110,7 @@ class StepFunction(Generic[P]):
         input_split_axes: Mapping[str, int] | None = None,
         detach_outputs: bool = True,
     ) -> None:
+        """Keep the function and the options, and take the function's name and docstring."""
         functools.update_wrapper(self, function)
         self.function = function
         self.unsplit = frozenset(non_split_inputs or ())
@@ -488,6 +489,8 @@ class _NotCopiedError(TypeError):
 
 def _with_children(value: Any, children: Sequence[Any]) -> Any:
     """Return a container of the same class and keys as another one, with other items.
+
+    The other container is not changed.
 
     Args:
         value: The other container: a mapping, list, tuple, named tuple or set.

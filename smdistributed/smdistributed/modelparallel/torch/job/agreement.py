@@ -146,6 +146,8 @@ def _shapes(name: str, value: Any) -> Iterator[tuple[str, list[int]]]:
     """Yield the names and shapes of all tensors in nested mappings, lists and tuples.
 
     For example ``("batch['labels'][0]", [8, 128])``.
+
+    Other objects are passed over.
     """
     if isinstance(value, torch.Tensor):
         yield name, list(value.shape)

@@ -82,7 +82,12 @@ class Report:
         return cls(waits_in, report["counts"], report["names"])
 
     def name_of(self, group: str, number: int) -> str | None:
-        """Return the name of a call of a group; None before the call, and for a forgotten one."""
+        """Return the name of a call of a group; None before the call, and for a forgotten one.
+
+        Args:
+            group: The group.
+            number: Number of the call, from 1.
+        """
         names = self.names.get(group, [])
         # The list has the last calls only: its first name belongs to call `oldest`.
         place = number - 1 - (self.counts.get(group, 0) - len(names))
@@ -164,6 +169,8 @@ class CollectiveCalls:
         """Return the time at which this rank entered the innermost call, as of `time.monotonic`.
 
         None outside of all calls.
+
+        The thread of the watch calls this.
         """
         try:
             _, since = self._entered[-1]

@@ -156,6 +156,9 @@ def rdp_barrier() -> None:
 def _members(group: CommGroup) -> tuple[int, ...]:
     """Return the global ranks of this rank's group of a kind.
 
+    Returns:
+        The global ranks, in the order of the ranks in the group.
+
     Raises:
         TypeError: It is not a ``CommGroup``.
         SMPRuntimeError: ``smp.init`` has not been called.

@@ -270,6 +270,8 @@ def _can_be_noted(
 ) -> bool:
     """Return whether a call only writes to its first argument, and reads only small tensors.
 
+    False where that is not certain. Nothing is run.
+
     Args:
         func: The function.
         leaves: Its arguments, flat.

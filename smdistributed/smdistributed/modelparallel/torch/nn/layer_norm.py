@@ -43,6 +43,8 @@ class DistributedLayerNorm(DistributedModule, FusedLayerNorm):
     def arguments(cls, module: nn.Module) -> Arguments:
         """Return the arguments that make a layer of the same shape.
 
+        The module is not changed.
+
         Raises:
             NotSplitError: ``optimize`` is ``speed``, or there is nothing to split.
         """

@@ -239,7 +239,10 @@ def _check_class(cls: object, base: type, name: str) -> None:
 
 
 def _find_entry(cls: type[nn.Module]) -> _Entry | None:
-    """Return the replacement for the modules of a class; None if they are not split."""
+    """Return the replacement for the modules of a class; None if they are not split.
+
+    Only the exact class counts, and no base class.
+    """
     if cls in _registered:
         return _registered[cls]
     # By its name, because this library does not import transformers.

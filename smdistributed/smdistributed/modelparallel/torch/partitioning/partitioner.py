@@ -285,6 +285,8 @@ class _Tree:
     def _expand(self, node: Node, extra: float, share: float) -> list[Node]:
         """Return the atoms of a subtree, in the order of their execution, and store their costs.
 
+        Costs of nodes on the way are stored, too.
+
         Args:
             node: The root of the subtree.
             extra: Cost of nodes above that this node bears.
@@ -325,6 +327,9 @@ def _find_atom_of_each_node(tree: _Tree, place: Mapping[str, int]) -> dict[str, 
     Args:
         tree: The tree.
         place: Name of an atom -> its number.
+
+    Returns:
+        Name of a node -> number of its atom, for all nodes of the tree.
     """
     atom_of: dict[str, int] = {}
 

@@ -31,6 +31,8 @@ def _tagging_init(self: tnn.Module, *args: Any, **kwargs: Any) -> None:
     """Initialize a module, and tag it with the contexts in which it is created.
 
     Replaces ``torch.nn.Module.__init__``. The tags are attributes of the module.
+
+    The tags are ``_smp_partition`` and ``_smp_tp``. They are set after torch's own initialization.
     """
     _module_init(self, *args, **kwargs)
     if _open_partitions:

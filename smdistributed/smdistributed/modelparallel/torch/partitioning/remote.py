@@ -206,6 +206,11 @@ def _apply_children(module: nn.Module, fn: Callable[..., Any], recurse: bool = T
     """Apply a function to the tensors of a module's children, and return the module.
 
     Takes the place of ``Module._apply``, which ``to()`` and ``half()`` call.
+
+    Args:
+        module: The module. Its own tensors are left out.
+        fn: Gets a tensor, and returns the one that takes its place.
+        recurse: Whether to go into the children.
     """
     if recurse:
         for child in module.children():

@@ -40,7 +40,10 @@ def is_tracing() -> bool:
 
 @contextmanager
 def tracing() -> Iterator[None]:
-    """Let a call of the model in this context measure the model, and raise `TraceDone`."""
+    """Let a call of the model in this context measure the model, and raise `TraceDone`.
+
+    The switch is of the process, and not of a thread.
+    """
     global _traces
     _traces = True
     try:

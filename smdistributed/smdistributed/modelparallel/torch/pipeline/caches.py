@@ -99,6 +99,8 @@ def _numbers_of_layers(module: nn.Module) -> frozenset[int]:
     """Return the numbers of the layers in a module.
 
     An empty set if a layer reads the entries of other layers, too.
+
+    The number is Hugging Face's ``layer_idx``: the position of the layer's entry in a cache.
     """
     numbers = set()
     for submodule in module.modules():

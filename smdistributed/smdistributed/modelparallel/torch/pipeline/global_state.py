@@ -281,6 +281,9 @@ def _names_of_attributes(holder: Any, read: set[str], stored: frozenset[str]) ->
         holder: The class or Python module.
         read: Names of attributes that are read.
         stored: Names of attributes that are written.
+
+    Returns:
+        The names, sorted. Nothing is called.
     """
     names = []
     for name, value in sorted(vars(holder).items()):
@@ -572,7 +575,11 @@ def _add_names(function: types.FunctionType, code: _Code) -> Iterator[Any]:
 
 
 def _add_closure_variables(function: types.FunctionType, code: _Code) -> None:
-    """Add the variables of outer functions that a function uses to ``code``."""
+    """Add the variables of outer functions that a function uses to ``code``.
+
+    Names are added to ``code.closure_variables``, and to the sets of stored and of used ones. The
+    function is not called.
+    """
     uses = enclosed.uses(function.__code__)
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         title = f"variable {name} of {function.__qualname__}"

@@ -831,6 +831,8 @@ class ModuleState:
     def _require_sequential_step(self, run: MicrobatchRun | None, reason: str) -> None:
         """Note a late write: the microbatches of the next step shall run one after another.
 
+        Nothing is logged now: the next step logs the reason.
+
         Args:
             run: The microbatch that changed state; None if not known.
             reason: Words for a warning.
@@ -1174,6 +1176,11 @@ class ModuleState:
     def _check_first_write(self, slot: _Slot, run: MicrobatchRun) -> None:
         """Check the first write to an attribute: reads before it were not observed.
 
+        Args:
+            slot: The attribute. One with observed reads is not checked here, but by
+                `find_conflict`.
+            run: The microbatch that writes.
+
         Raises:
             StepError: A later microbatch has run already, and may have read the attribute.
         """
@@ -1476,6 +1483,9 @@ class ModuleState:
 
         UNSENT if no microbatch runs on this thread, or only its copy: then the buffer itself is
         updated.
+
+        The tensor is made with zeros at the first call, and is joined to the buffer at the end of
+        the step.
         """
         run = self.current_run()
         if run is None or run.is_copy:
@@ -2257,6 +2267,10 @@ class ModuleState:
         """Yield the containers that modules hold, each once, with the key of its first place.
 
         The keys of containers that modules of several ranks hold are added to the shared keys.
+
+        Yields:
+            (key, container). The key is (number of a module, name of the attribute, number of the
+            container in it).
         """
         first_holders: dict[int, tuple[int, Key]] = {}  # by id(): owner and key
         for number, module in enumerate(self._modules):
@@ -2335,6 +2349,8 @@ class _Leaf:
 
         A tensor that only its owner has in an attribute travels as this attribute. A buffer stays
         on its rank. A tensor that requires a gradient cannot travel.
+
+        Nothing is changed.
         """
         if isinstance(self.value, nn.Parameter | itertools.count | types.GeneratorType):
             return False
@@ -2608,6 +2624,8 @@ def _comparable_items(content: Any) -> list[Any]:
     """Return the items of a content that another microbatch could read, in a form in which two
     contents can be compared.
 
+    The content is not changed.
+
     Returns:
         For each item (key, class, value); objects have their ``id()`` as value. Tensors that
         require a gradient, and values with such a tensor, are left out.
@@ -2765,7 +2783,11 @@ def _has_differentiable_tensor(value: Any) -> bool:
 
 
 def _is_sendable(value: Any) -> bool:
-    """Return whether a value can be sent to another rank: plain, a mark, a tensor, or pickled."""
+    """Return whether a value can be sent to another rank: plain, a mark, a tensor, or one that
+    pickle takes.
+
+    Other values are pickled for that, which calls their ``__reduce_ex__``.
+    """
     if isinstance(value, (*_PLAIN_CLASSES, _Mark)):
         return True
     if type(value) in (torch.Tensor, nn.Parameter):

@@ -46,7 +46,10 @@ _thread = _ThreadState()
 
 @contextlib.contextmanager
 def _set_in_script(in_script: bool) -> Iterator[None]:
-    """Set within a block whether this thread runs the step function itself."""
+    """Set within a block whether this thread runs the step function itself.
+
+    The switch is of this thread, and has its former value after the block.
+    """
     before = _thread.in_script
     _thread.in_script = in_script
     try:

@@ -80,6 +80,8 @@ def _of_others() -> dict[str, _Generator]:
 def _comparable_state(name: str, generator: _Generator) -> Any:
     """Return the state of a generator in a form in which two states can be compared by ``==``.
 
+    The generator is not moved on.
+
     Args:
         name: Name of the package, "random" or "numpy".
         generator: The generator.

@@ -456,6 +456,8 @@ class Scheduler:
     def _resume_context(self, step: Step, context: Context, stream: list[Any]) -> None:
         """Restore the random numbers and the modules' state of a context that goes on.
 
+        Containers of modules get the contents that the microbatch sees.
+
         Args:
             step: The present step.
             context: The context.
@@ -612,6 +614,8 @@ class Scheduler:
         """Make the held backward passes ready, once all forwards of the rank are made.
 
         Only under 'simple': under 'interleaved' none is held.
+
+        They are no longer held.
         """
         if not step.may_run_backwards and step.held_forwards + step.finished == step.size:
             step.may_run_backwards = True
@@ -623,6 +627,8 @@ class Scheduler:
         """Return whether the step is over: all microbatches have ended, and no request comes.
 
         The owner of the root module knows that by itself, and tells the other ranks.
+
+        Nothing is changed.
         """
         if step.finished < step.size or step.ready or step.picks:
             return False
@@ -664,6 +670,9 @@ class Scheduler:
 
         A rank without the root module has nothing to do before the outputs are here. If such a
         rank starts its microbatches one at a time, they need no threads.
+
+        Returns:
+            `RETURNED` if outputs of the model are here, `START` if not; None.
         """
         in_flight = step.started - step.finished
         if step.started == step.size or in_flight >= step.limit:

@@ -96,7 +96,10 @@ class ApplyFlags:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Restore the flags from before, the last one first."""
+        """Restore the flags from before, the last one first.
+
+        An error of the block is not caught.
+        """
         while self._entered:
             self._entered.pop().__exit__(kind, error, trace)
 
@@ -137,6 +140,8 @@ class CallerThread:
         """Return whether the present thread has no other hooks or modes than the caller's.
 
         Then a call of another rank may run on this thread.
+
+        Function modes are compared by number alone.
         """
         return (
             _C._len_torch_function_stack() == len(self.modes)

@@ -122,6 +122,9 @@ def gather(value: Any) -> Any:
     """Return a shared tensor as a full one, in host memory; any other value unchanged.
 
     Collective over the shard group.
+
+    Raises:
+        RuntimeError: The collective broke, because a rank is gone.
     """
     if not is_sharded(value):
         return value
@@ -183,6 +186,9 @@ def mark() -> dict[str, Any]:
 
 def check_part(saved: Any) -> None:
     """Check that a partial state is this rank's part.
+
+    Args:
+        saved: A state with the entry of `mark`. Without the entry it is the only part.
 
     Raises:
         SMPRuntimeError: The state is another part, or of another degree.

@@ -113,7 +113,10 @@ class BlockOrder:
             self._watch(number, block, parameters)
 
     def guard(self) -> contextlib.AbstractContextManager[Any]:
-        """Return the context of a forward pass: in the first passes each operation is checked."""
+        """Return the context of a forward pass: in the first passes each operation is checked.
+
+        With a compiled module nothing is checked.
+        """
         for module in self._root.modules():
             if module._compiled_call_impl is not None:  # noqa: SLF001
                 return contextlib.nullcontext()
@@ -144,6 +147,8 @@ class BlockOrder:
 
     def _watch(self, number: int, block: nn.Module, parameters: list[_BlockParameter]) -> None:
         """Register hooks that note the forward and the backward pass of a block.
+
+        The hooks stay for the life of the block. They raise StepError if ranks differ.
 
         Args:
             number: Number of the block; 0 is the model.

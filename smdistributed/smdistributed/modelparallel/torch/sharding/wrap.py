@@ -182,6 +182,9 @@ def _unshared_parameters(module: nn.Module, done: set[int]) -> list[_Place]:
     Args:
         module: The module.
         done: ``id()`` of the parameters of earlier blocks.
+
+    Returns:
+        A parameter that several modules have is there once for each.
     """
     places = []
     for holder in module.modules():

@@ -516,6 +516,8 @@ def _partial_folder(root: Path, tag: str) -> Path:
 
     After a save that was killed while it replaced the checkpoint, this is the old folder.
 
+    Nothing is written.
+
     Raises:
         FileNotFoundError: There is no such checkpoint. The text lists the others.
     """
@@ -773,6 +775,10 @@ def _write_file(path: Path, obj: Any, **arguments: Any) -> None:
         path: The file.
         obj: The object.
         arguments: More arguments of ``torch.save``.
+
+    Raises:
+        OSError: The file cannot be written.
+        Exception: The object cannot be pickled.
     """
     with _open_until_complete(path) as stream:
         torch.save(obj, stream, **arguments)

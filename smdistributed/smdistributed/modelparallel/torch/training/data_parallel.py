@@ -413,6 +413,9 @@ def _divisor(group: CommGroup) -> int:
 
     The gradient of a split parameter includes the samples of all its tensor ranks, unless all of
     them have the same samples (``prescaled_batch``).
+
+    Returns:
+        The number of ranks with other samples.
     """
     if group is CommGroup.RDP_GROUP and not state.cfg.prescaled_batch:
         group = CommGroup.DP_GROUP

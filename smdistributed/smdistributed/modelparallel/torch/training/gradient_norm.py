@@ -161,6 +161,8 @@ def _scale_gradients(
 ) -> None:
     """Multiply the gradients by a factor, in place, if the norm is larger than ``max_norm``.
 
+    The CPU does not wait for the norm.
+
     Args:
         parameters: This rank's parameters.
         max_norm: Largest norm after the call.
@@ -249,6 +251,14 @@ def _clip_grads_with_norm(
     """Scale gradients as ``torch.nn.utils.clip_grads_with_norm_``, which this function replaces.
 
     torch's own function does not take gradients of shared parameters with such a norm.
+
+    The gradients are scaled in place, by at most 1. No collective is run.
+
+    Args:
+        parameters: The parameters with the gradients.
+        max_norm: Largest norm.
+        total_norm: The norm before, of all ranks.
+        foreach: Passed to torch's function.
     """
     assert _torch_scale is not None
     listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)

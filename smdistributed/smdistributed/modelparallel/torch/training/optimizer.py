@@ -369,6 +369,8 @@ class DistributedOptimizer(_Optimizer):
         """Set the master weights from the model's parameters.
 
         Any arguments of a hook are ignored.
+
+        The masters are created before, if they are missing. In float32 nothing is done.
         """
         self.init_master_params()
         if self._smp_masters is not None:
@@ -474,6 +476,9 @@ class DistributedOptimizer(_Optimizer):
 
     def zero_grad(self, set_to_none: bool = True, set_grads_to_None: bool | None = None) -> None:  # noqa: N803
         """Clear the gradients of parameters and master weights.
+
+        The gradients of the masters are cleared by the optimizer itself, those of the parameters
+        besides.
 
         Args:
             set_to_none: Set the gradients to None; else fill them with zeros.

@@ -245,6 +245,8 @@ class MasterWeights:
         """Write the masters into the parameters, rounded to their type.
 
         A shared parameter is its own master.
+
+        The written versions are stored, so that `refresh` does not take them for changes.
         """
         for index, (parameter, master) in self.pairs.items():
             if not mesh.is_sharded(parameter):

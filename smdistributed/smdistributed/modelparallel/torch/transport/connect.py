@@ -362,7 +362,10 @@ class _Acceptor(threading.Thread):
                 connection.close()
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
-        """Accept a connection, and begin to read its hello."""
+        """Accept a connection, and begin to read its hello.
+
+        An error of the connection is passed over.
+        """
         # The other end may have gone meanwhile.
         with contextlib.suppress(OSError):
             connection, _ = self.listener.accept()

@@ -531,6 +531,8 @@ def is_assignable(leaf: Any) -> bool:
     """Return whether `assign` can put the `read_value` of one leaf into another.
 
     So it is for arrays and generators of random numbers.
+
+    Nothing is written.
     """
     kinds = (torch.Generator, random.Random, bytearray, array.array)
     # Only numpy's generators have a bit generator.
@@ -684,6 +686,8 @@ def find_leaves(value: Any, package: str) -> Iterator[Any]:
 
     A leaf that is in several places comes several times.
 
+    A leaf is an object such as a tensor, an array or an iterator (`is_leaf`), and not autograd's.
+
     Args:
         value: The value.
         package: As for `find_containers`.
@@ -788,6 +792,8 @@ def _state_of_tensor(tensor: torch.Tensor, earlier: Any, limit: int | None) -> A
     tensor with values that cannot be compared, or with more bytes than the limit.
 
     Args:
+        tensor: The tensor.
+        earlier: An earlier state, or None.
         limit: Largest size in bytes of a tensor with copied values; None: no limit.
     """
     version = None if tensor.is_inference() else tensor._version  # noqa: SLF001
@@ -832,6 +838,11 @@ def _are_same_bits(one: torch.Tensor, other: torch.Tensor | None) -> bool:
 def _state_of_array(values: Any, earlier: Any, limit: int | None) -> Any:
     """Return ((shape, type), copy of the values) of an array of numpy, or ``earlier`` if that is
     the same state. None for an array that is constant, or has more bytes than the limit.
+
+    Args:
+        values: The array.
+        earlier: An earlier state, or None.
+        limit: Largest size in bytes; None: no limit.
     """
     if is_constant(values) or (limit is not None and values.nbytes > limit):
         return None

@@ -322,7 +322,10 @@ class Watch:
         self._take_report(0, report)
 
     def _request_reports(self) -> None:
-        """On rank 0: ask every rank for its calls, unless it did within `LOOK_SECONDS`."""
+        """On rank 0: ask every rank for its calls, unless it did within `LOOK_SECONDS`.
+
+        Reports that have come before are dropped.
+        """
         now = time.monotonic()
         if self.calls is None or now - self._requested_at < LOOK_SECONDS:
             return
@@ -334,6 +337,8 @@ class Watch:
         """On rank 0: store the report of a rank, and compare when all ranks have answered.
 
         Ranks that have ended do not answer, and are not waited for.
+
+        A difference ends the job.
         """
         self._reports[rank] = report
         if self._reports.keys() >= {0, *self._sockets}:
@@ -342,6 +347,8 @@ class Watch:
     def _compare_reports(self) -> None:
         """On rank 0: compare the reports that are here, and end the job if two ranks can never go
         on. The reports are dropped.
+
+        The higher of the two ranks is recorded as failed.
         """
         reports, self._reports = self._reports, {}
         difference = first_difference(reports)

@@ -252,7 +252,10 @@ class Inbox(Generic[T]):
                     self._take(ready)
 
     def _read_one(self, source: Source[T]) -> None:
-        """Read a source to its end. The body of the source's own thread."""
+        """Read a source to its end. The body of the source's own thread.
+
+        Messages go into the inbox, and the source is forgotten at its end.
+        """
         number, has_more = source.fileno(), True
         while has_more:
             item, has_more = source.read()

@@ -43,6 +43,12 @@ class GroupPayload:
     """
 
     def __init__(self, rank: int, device: torch.device, topology: Topology, backend: str) -> None:
+        """Create the communicators of all pipelines, and use those of this rank once. Collective
+        over the job.
+
+        Raises:
+            RuntimeError: The backend cannot connect the ranks.
+        """
         self.rank, self.device = rank, device
         self.members = topology.members(CommGroup.PP_GROUP)
         self._groups: dict[tuple[int, int], Any] = {}

@@ -150,6 +150,8 @@ class _Pickler(pickle.Pickler):
         """Return how pickle takes an object apart, as ``object.__reduce_ex__`` does.
 
         NotImplemented: as pickle does by itself.
+
+        Where tensors are only collected, an error of the object is passed over.
         """
         if not self.only_finds or value is int:
             return NotImplemented
@@ -280,6 +282,8 @@ def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
 
     Objects without tensors are not copied. Tensors in an object that is more than a container
     stay as they are.
+
+    The value itself is not changed, unless the function changes its tensors.
 
     Args:
         function: Gets a tensor.

@@ -47,6 +47,8 @@ def answer(model: nn.Module) -> None:
 def _add_name(module: nn.Module, name: str, own_names: tuple[str, ...]) -> nn.Module | None:
     """Add a name to the first submodule that has one of some names.
 
+    The name is an attribute of the module, and no registered submodule.
+
     Returns:
         The submodule; None if there is none, or if the module has such an attribute already.
     """
