@@ -31,9 +31,6 @@ def trim_caches(
     """Return the arguments of a remote call, with copies of caches that have only the values which
     the module reads.
 
-    A cache is the keys and values that Hugging Face's attention keeps of earlier tokens. Without a
-    gradient, as in generation, nothing is trimmed: the cache is used again by later calls.
-
     A cache is the keys and values that Hugging Face's attention keeps of earlier tokens. Each entry
     that a layer of the module will write is marked, so that a later call with it is refused.
     Without gradients, as in generation, nothing is trimmed, because later calls read the cache

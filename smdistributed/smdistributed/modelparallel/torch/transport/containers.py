@@ -423,8 +423,8 @@ def _parts_of_configuration(value: Any) -> list[Any]:
 
     They are parts of a configuration, and plain data.
 
-    Nothing is changed. The parts are those of classes with a common base, and containers of plain
-    data.
+    Such parts are attributes of classes with a common base, and containers of plain data. Nothing
+    is changed.
     """
     if isinstance(value, dict):
         return list(dict.values(value))

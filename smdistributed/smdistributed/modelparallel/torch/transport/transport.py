@@ -233,8 +233,6 @@ class Transport:
     ) -> list[torch.Tensor | None]:
         """Read the tensors of a message, which follow its header, and return them.
 
-        A tensor that the payload carries may still be on the way: `arrived` makes it ready.
-
         The payload is the link's own transport for tensors on GPUs, such as NCCL (payload.py): it
         receives the tensors that it *carries*, which do not come by this connection. Such a tensor
         may still be on the way: `arrived` makes it ready. All others have their values, and are on
