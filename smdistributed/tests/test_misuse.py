@@ -311,3 +311,137 @@ def test_a_parameter_that_is_written_in_a_step_is_named() -> None:
             loss.backward()
     finally:
         module_state.end()
+
+
+class Caller(nn.Module):
+    """A root with a module of two Linear modules on the other partition."""
+
+    def __init__(self, act: Callable[[nn.Module], None], container: type[nn.Module]) -> None:
+        import smdistributed.modelparallel.torch as smp
+
+        super().__init__()
+        self.act, self.first = act, nn.Linear(4, 4)
+        self.second = container(nn.Linear(4, 4), nn.Linear(4, 4))
+        smp.set_partition(self.second, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        value = self.first(x)
+        self.act(self.second)
+        return torch.tanh(self.second(value))
+
+
+class Pair(nn.Module):
+    def __init__(self, one: nn.Module, two: nn.Module) -> None:
+        super().__init__()
+        self.one, self.two = one, two
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.two(self.one(x))  # type: ignore[no-any-return]
+
+
+def no_hook(*_: Any) -> None:
+    """Change nothing."""
+
+
+def change_hooks(way: str, kind: str) -> str:
+    """Return the message of a step in which the root changes hooks of a remote module.
+
+    Args:
+        way: What the root does: "add", "remove" or "replace" a hook, or none of them.
+        kind: Where: "called", "submodule" or "chain".
+    """
+    import smdistributed.modelparallel.torch as smp
+
+    handles: list[Any] = []
+
+    def place(second: nn.Module) -> nn.Module:
+        return second if kind == "called" else next(iter(second.children()))
+
+    def act(second: nn.Module) -> None:
+        if way in ("remove", "replace"):
+            handles.pop().remove()
+        if way in ("add", "replace"):
+            place(second).register_forward_hook(no_hook)
+
+    smp.init(HAND)
+    plain = Caller(act, nn.Sequential if kind == "chain" else Pair)
+    if kind == "chain":
+        # The Sequential is on the root's partition, and its first child is not.
+        smp.set_partition(plain.second, 0)
+        smp.set_partition(plain.second[0], 1)  # type: ignore[index]
+        smp.set_partition(plain.second[1], 0)  # type: ignore[index]
+    handles.append(place(plain.second).register_forward_hook(no_hook))
+    model = smp.DistributedModel(plain)
+
+    @smp.step
+    def evaluate(model: Any, x: torch.Tensor) -> None:
+        model(x)
+
+    return error_of(lambda: evaluate(model, torch.ones(2, 4)))
+
+
+@pytest.mark.parametrize("kind", ["called", "submodule", "chain"])
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ("add", "a hook was registered in a step on module second"),
+        ("replace", "a hook was registered in a step on module second"),
+        ("remove", "a hook was removed in a step from module second"),
+        ("leave", "nothing"),
+    ],
+)
+def test_a_change_of_a_remote_modules_hooks_in_a_step_is_refused(
+    kind: str, way: str, words: str
+) -> None:
+    results = run_ranks(2, change_hooks, way, kind)
+    assert any(words in result for result in results), results
+
+
+class WritesWeight(nn.Module):
+    """Writes its weight after the weight was used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.linear(x)
+        with torch.no_grad():
+            self.linear.weight.clamp_(-0.2, 0.2)
+        return result
+
+
+class TakesGradient(nn.Module):
+    """Returns the gradient of a remote module's result."""
+
+    def __init__(self) -> None:
+        import smdistributed.modelparallel.torch as smp
+
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), WritesWeight()
+        smp.set_partition(self.second, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        value = self.first(x)
+        gradient: torch.Tensor = torch.autograd.grad(self.second(value).sum(), value)[0]
+        return gradient
+
+
+def gradient_after_write() -> str:
+    """Return the message of a step that takes a gradient through a weight which was written."""
+    import smdistributed.modelparallel.torch as smp
+
+    smp.init(HAND)
+    model = smp.DistributedModel(TakesGradient())
+
+    @smp.step
+    def train(model: Any, x: torch.Tensor) -> None:
+        model(x)
+
+    return error_of(lambda: train(model, torch.ones(2, 4)))
+
+
+def test_a_parameter_that_is_written_before_a_gradient_is_taken_is_named() -> None:
+    words = "parameter 'weight' of module second.linear (Linear) was written in the step"
+    results = run_ranks(2, gradient_after_write)
+    assert any(words in result for result in results), results

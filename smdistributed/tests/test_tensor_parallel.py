@@ -547,6 +547,16 @@ def test_loading_in_the_context_is_kept() -> None:
     assert run_ranks(1, _loaded_late) == [True]
 
 
+def test_a_delayed_context_keeps_the_layout_of_a_tensor() -> None:
+    from smdistributed.modelparallel.torch.nn.delayed import delayed, is_delayed
+
+    with delayed():
+        sparse = torch.empty(512, 512, layout=torch.sparse_coo)
+        strided = torch.empty(512, 512, layout=torch.strided)
+    assert sparse.layout is torch.sparse_coo
+    assert is_delayed(strided)
+
+
 # -- a model of Hugging Face
 
 

@@ -20,7 +20,11 @@ _CANNOT_RUN = 127
 
 
 def smddprun() -> NoReturn:
-    """Run a command as one rank: ``smddprun COMMAND...``, started by mpirun on each rank."""
+    """Run a command as one rank: ``smddprun COMMAND...``, started by mpirun on each rank.
+
+    Variables of the environment are set, and this process becomes the command. It ends with status
+    2 for wrong arguments or a missing address, and with 127 if the command cannot be run.
+    """
     parser = _parser("smddprun", "Run a command as one rank of a job that mpirun started.")
     command = parser.parse_args().command
     try:
@@ -31,7 +35,11 @@ def smddprun() -> NoReturn:
 
 
 def smddpmprun() -> NoReturn:
-    """Run a command: ``smddpmprun -i INSTANCE_TYPE --allow-bypass COMMAND...``."""
+    """Run a command: ``smddpmprun -i INSTANCE_TYPE --allow-bypass COMMAND...``.
+
+    This process becomes the command. It ends with status 2 for wrong arguments, and with 127 if the
+    command cannot be run.
+    """
     parser = _parser(
         "smddpmprun", "Run a command as one rank of a job with smdistributed.modelparallel."
     )
@@ -45,6 +53,9 @@ def smddpmprun() -> NoReturn:
 def smddpsinglenode() -> NoReturn:
     """Run a command on this host, once for each GPU, or once without one:
     ``smddpsinglenode COMMAND...``.
+
+    Variables of ``-x`` are set in the environment, and this process becomes torchrun. It ends with
+    status 2 for wrong arguments, and with 127 if torchrun cannot be run.
     """
     import torch
 
@@ -70,7 +81,8 @@ def prepare(environment: MutableMapping[str, str]) -> None:
         environment: The environment variables of a rank that mpirun has started.
 
     Raises:
-        ValueError: The ranks are on more than one host, and the address of rank 0 is missing.
+        ValueError: The ranks are on more than one host, and the address of rank 0 is missing; or a
+            variable of the rank is not an integer.
     """
     complete(environment)
     ranks = ranks_of(environment)
@@ -107,6 +119,9 @@ def _become(command: list[str], parser: argparse.ArgumentParser) -> NoReturn:
     Args:
         command: The program and its arguments.
         parser: Prints errors.
+
+    Raises:
+        SystemExit: There is no command, or it cannot be run.
     """
     if not command:
         parser.error("there is no command to run")

@@ -35,6 +35,8 @@ def autoload() -> None:
 
     In a job of smp offer the modules that are gone, too: a script may import `amp_C` before smp.
     An error is printed to standard error, and not raised.
+
+    Variables of torch.distributed are set in the environment of a job of smddp.
     """
     try:
         register()
@@ -51,6 +53,8 @@ def autoload() -> None:
 def register() -> None:
     """Register the backend with torch.distributed, and install the emulation of CUDA if its
     variable is set. A second call does nothing.
+
+    The emulation replaces functions of torch.cuda in the process.
     """
     import torch.distributed as dist
 
@@ -82,9 +86,15 @@ def _create(options: Any, nccl_options: Any) -> Any:
 
     torch calls this. Without GPUs it is gloo's backend, else a group with gloo and NCCL.
 
+    gloo's group is kept in the module-level list ``_gloo_groups``, and `_drop_groups` runs at the
+    end of the process.
+
     Args:
         options: Torch's options of the group: store, rank, size, time limit.
         nccl_options: ``pg_options`` of the script, or None.
+
+    Raises:
+        RuntimeError: The ranks cannot connect (torch's own error).
     """
     import torch.distributed as dist
 
@@ -115,6 +125,8 @@ def _drop_groups() -> None:
 
     Threads that were left to the end of the process aborted it about once in a hundred times. The
     garbage is collected, because ``DistributedDataParallel`` keeps its group in a reference cycle.
+
+    The module-level list is emptied.
     """
     import torch.distributed as dist
 

@@ -56,6 +56,10 @@ def init_process_group(*args: Any, **kwargs: Any) -> None:
     Args:
         args: Arguments of torch's function. The first one, the backend, is dropped.
         kwargs: Keyword arguments of torch's function. ``backend`` is dropped.
+
+    Raises:
+        RuntimeError: The ranks cannot connect (torch's own error).
+        ValueError: torch refuses an argument.
     """
     if not dist.is_initialized():
         kwargs.pop("backend", None)

@@ -55,6 +55,8 @@ class GradScaler(torch.amp.GradScaler):
 
         Collective over the model-parallel group. torch calls this method.
 
+        The gradients are written in place.
+
         Args:
             optimizer: The optimizer with the gradients.
             inv_scale: 1 / scale.
@@ -63,6 +65,10 @@ class GradScaler(torch.amp.GradScaler):
 
         Returns:
             Device -> 1.0 if a gradient of any rank is infinite or NaN, else 0.0.
+
+        Raises:
+            ValueError: A gradient is of float16, and that is not allowed (torch's own error).
+            RuntimeError: The collective broke, because a rank is gone.
         """
         found_by_device = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
         # A rank without parameters takes part, too.

@@ -64,12 +64,18 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     Sets `state`, creates process groups, connections and the runtime, and changes environment
     variables of torch and CUDA. What was started is ended at the end of the process.
 
+    ``sys.excepthook`` is replaced, and threads are started. A process group of torch that exists is
+    used.
+
     Args:
         config: Keys of the configuration. The JSON in `SM_HP_MP_PARAMETERS` overrides it.
 
     Raises:
-        SMPConfigError: A key has a wrong value, or ranks have different configurations.
-        StartError: Ranks of the job are missing.
+        SMPConfigError: A key has a wrong value, ranks have different configurations, this PyTorch
+            is too old for a key, or `SMP_PAYLOAD` names an unknown backend.
+        StartError: Ranks of the job are missing, or hosts do not reach each other.
+        RuntimeError: torch.distributed cannot start, or a rank did not come in time.
+        ValueError: A variable of the rank is not an integer.
     """
     if state.initialized:
         return
@@ -102,6 +108,8 @@ def init(config: Mapping[str, Any] | None = None) -> None:
 def _start_connections(cfg: Config, topology: Topology) -> None:
     """Create the connections of this rank, the watch and the runtime.
 
+    ``sys.excepthook`` is replaced. The runtime is set for the process (`use`), with a pipeline.
+
     Args:
         cfg: The configuration.
         topology: Which rank is where.
@@ -109,6 +117,7 @@ def _start_connections(cfg: Config, topology: Topology) -> None:
     Raises:
         StartError: Ranks of the job are missing.
         SMPConfigError: `SMP_PAYLOAD` names an unknown backend.
+        RuntimeError: The job's store or a backend cannot be used.
     """
     global _watch
     rank, size = topology.rank, topology.world
@@ -158,8 +167,11 @@ def _make_payload(topology: Topology) -> GroupPayload | None:
     `SMP_PAYLOAD` is `host`, or a backend of torch.distributed. The default is NCCL on hosts with
     GPUs.
 
+    Communicators are created for it: then the call is collective over the job.
+
     Raises:
         SMPConfigError: The backend is unknown.
+        RuntimeError: The backend cannot connect the ranks.
     """
     gpu = placement.device()
     backend = os.environ.get("SMP_PAYLOAD")
@@ -198,6 +210,9 @@ def _shutdown() -> None:
     """End the runtime, the process groups and the watch, in this order. In a forked child nothing.
 
     No thread may be left in torch when the interpreter ends, or the process would abort.
+
+    A failure is told to the other ranks. Rank 0 waits for the end of all others. The process ends
+    with status 1 if another rank has failed. A second call does nothing.
     """
     global _watch
     if os.getpid() != _process_id:
@@ -224,6 +239,8 @@ def _shutdown() -> None:
 def _end_process_groups(*, abort: bool) -> None:
     """End all process groups.
 
+    Errors of the abort are passed over.
+
     Args:
         abort: Abort them first. After a failure NCCL's groups would wait for ranks that are gone.
     """
@@ -239,6 +256,8 @@ def _install_hook(watch: Watch) -> None:
     """Report errors of the script to the watch: replace ``sys.excepthook``.
 
     The traceback of an error is not printed if another rank is the cause: that rank is named.
+
+    The former hook is called for errors of this rank itself.
 
     Args:
         watch: The watch of this rank.
@@ -257,6 +276,9 @@ def _install_hook(watch: Watch) -> None:
 
 def _report_failure(watch: Watch, error: BaseException) -> bool:
     """Tell the job that this rank ends with an error, and print the cause if it is another rank.
+
+    The other ranks are told, unless they know. Then this process ends within the grace period, 3 s.
+    An error that may come from a lost peer waits up to 2 s for the message of that rank.
 
     Args:
         watch: The watch of this rank.

@@ -174,8 +174,12 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model.
 
+        While the model is traced it is measured, and `TraceDone` leaves the step function.
+
         Raises:
-            StepError: The pipeline degree is above 1, and no step function runs.
+            StepError: The pipeline degree is above 1, and no step function runs; or the step
+                failed.
+            Exception: An error of the model.
         """
         if is_tracing():
             self._trace = self._run_traced(args, kwargs)
@@ -188,8 +192,12 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
 
         Under ``fp16`` or ``bf16`` inputs are converted to half precision first.
 
+        Outside of a step function a pass begins with that, see `_before_pass`.
+
         Raises:
-            StepError: The pipeline degree is above 1, and no step function runs.
+            StepError: The pipeline degree is above 1, and no step function runs; or the step
+                failed.
+            Exception: An error of the model.
         """
         runtime = present()
         args, kwargs = self._cast(args, self._half), self._cast(kwargs, self._half)
@@ -206,6 +214,14 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
         """Call the module of this rank, and return its outputs in float32.
 
         The sums of gradients over replicas are prepared: their backward begins at the outputs.
+
+        Outside of a step function a pass begins first: hooks of the partition are called, and
+        replicas get equal buffers.
+
+        Raises:
+            StepError: With sharded data parallelism, a block is used wrongly or differently on two
+                ranks.
+            Exception: An error of the model.
         """
         # Outside a step function a forward pass begins and ends a pass by itself.
         reducer = None
@@ -232,6 +248,9 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
         Args:
             values: Nested values.
             dtype: The type that tensors get; None: each keeps its own.
+
+        Returns:
+            A copy, if a tensor is converted. Objects without tensors are the same.
         """
         if self._half is None:
             return values
@@ -249,12 +268,19 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
         """Run the backward pass of one microbatch. In a step function call this method, and not
         ``loss.backward()``.
 
+        Each gradient is divided by the number of microbatches, and multiplied by the loss scale,
+        before the pass. Gradients of the parameters are added to; those of other partitions by
+        their ranks. The graph is freed.
+
         Args:
             tensors: The loss, or several tensors.
             grad_tensors: The gradients of ``tensors``; None: ones.
 
         Raises:
             ValueError: The numbers of tensors and gradients differ.
+            StepError: With a pipeline, no step runs in this thread, or the step failed; or a loss
+                is computed from sharded parameters.
+            RuntimeError: torch refused the pass.
         """
         roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         root_grads: list[torch.Tensor | None]
@@ -305,8 +331,16 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
     def begin_step(self, first: Callable[[], Any]) -> None:
         """Prepare a step; divide the model before the first one.
 
+        Hooks of the partition are called, and replicas get equal buffers. The reducer waits for the
+        end of the step.
+
         Args:
             first: The call of the step function for the first microbatch.
+
+        Raises:
+            SMPConfigError: The model cannot be divided.
+            PeerError: The traced forward pass failed on rank 0.
+            Exception: An error of the traced forward pass on this rank, or of a hook.
         """
         if not self.partitioned:
             self._partition(first)
@@ -318,6 +352,9 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
     def begin_microbatch(self, *, last: bool) -> None:
         """Tell the sharded reduction that a microbatch begins. Without a pipeline only.
 
+        The model's blocks learn whether the next backward pass sums gradients: of the last
+        microbatch in the last pass of ``backward_passes_per_step``.
+
         Args:
             last: Whether it is the last microbatch of the step.
         """
@@ -328,6 +365,9 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
         """Prepare a pass: call hooks that wait for the partition, and give replicas equal buffers.
 
         Collective over the replicas in training.
+
+        Raises:
+            Exception: An error of a hook.
         """
         self._announce()
         self.begin_microbatch(last=True)
@@ -337,7 +377,16 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
                 data_parallel.broadcast(self.local_buffers())
 
     def end_step(self) -> None:
-        """Finish the data-parallel sums, and call the hooks that wait for a step."""
+        """Finish the data-parallel sums, and call the hooks that wait for a step.
+
+        Gradients are averaged after the last of ``backward_passes_per_step`` passes: then the call
+        is collective over the replicas. Hooks that wait for a step are called once, and forgotten.
+
+        Raises:
+            StepError: With sharded data parallelism, the last microbatch had no backward pass.
+            SMPConfigError: A gradient is sparse.
+            Exception: An error of a hook.
+        """
         if self._reducer is not None:
             had_backward = self._did_backward or self._reducer.has_gradients
             if self._sharded_reduction is not None:
@@ -364,6 +413,8 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
     # -- partition
     def preset_partition(self, owner: Mapping[str, int]) -> None:
         """Divide the model as in another run. Call this method before the first step.
+
+        The partition is only stored: the first step divides the model.
 
         Args:
             owner: Name of a module -> its partition, for example ``{"": 0, "head": 1}``.
@@ -415,6 +466,7 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
         Raises:
             SMPConfigError: The model cannot be divided.
             PeerError: The traced forward pass failed on rank 0.
+            Exception: The error of the traced forward pass on this rank.
         """
         cfg = state.cfg
         if self._preset_owner is not None:
@@ -436,6 +488,9 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
         """Let rank 0 divide the model by a traced forward pass, and return its decision.
 
         The tensor-parallel peers of rank 0 trace, too, because their modules communicate.
+
+        The measurements are kept in the model. Its state and all generators of random numbers are
+        restored after the trace.
 
         Args:
             run: Calls the step function on its first microbatch.
@@ -479,6 +534,9 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
         """Trace a forward pass of the undivided model, and return its measurements.
 
         On a host with GPUs the model is moved to the device of the trace, and stays there.
+
+        Raises:
+            Exception: An error of the model.
         """
         dtype = None
         for parameter in self.module.parameters():
@@ -497,8 +555,19 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
         """Keep this rank's tensors, free the others, give all replicas equal values, and install
         the runtime.
 
+        The model counts as partitioned after this. States that were loaded before are put into it.
+        Modules move to this rank's GPU and to half precision. Parameters get hooks that average
+        their gradients. Collective over the replicas.
+
         Args:
             owner: Name of a module -> its partition.
+
+        Raises:
+            SMPConfigError: A checkpointed module was placed by hand on several partitions, or
+                parameters cannot be sharded.
+            RuntimeError: A delayed parameter was written to too late, or a deferred state does not
+                fit.
+            Exception: An error of a post-partition hook.
         """
         own_partition, self.owner = pp_rank(), owner
         tensors: dict[int, _PlacedTensor] = {}  # by id(): modules may share a tensor
@@ -544,7 +613,10 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
             self._announce()
 
     def _convert_local_modules(self) -> None:
-        """Move this rank's modules to its GPU, and to half precision, where there are such."""
+        """Move this rank's modules to its GPU, and to half precision, where there are such.
+
+        Parameters keep their identity; buffers may be new objects.
+        """
         gpu = placement.device()
         if gpu is None and self._half is None:
             return
@@ -559,6 +631,8 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
         """Let the runtime of the pipeline run the divided model.
 
         Modules of other partitions only forward calls after this.
+
+        The forward of modules at which work leaves this rank is replaced.
 
         Args:
             owner: Name of a module -> its partition.
@@ -583,6 +657,9 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
 
         Args:
             owner: Name of a module -> its partition.
+
+        Raises:
+            SMPConfigError: The models of the ranks differ, or parameters cannot be sharded.
         """
         gpu = placement.device()
 
@@ -608,6 +685,9 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
         """Call the post-partition hooks, once.
 
         Without a pipeline this is done when the first step or forward pass begins.
+
+        Raises:
+            Exception: An error of a hook. Hooks that come after it are not called any more.
         """
         if self._is_announced:
             return
@@ -625,6 +705,9 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
 
         Returns:
             A handle: its ``remove()`` takes the hook off.
+
+        Raises:
+            Exception: An error of the hook, if it is called at once.
         """
         if self._is_announced:
             hook(self, _optimizer())
@@ -634,6 +717,9 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
 
     def register_post_step_hook(self, hook: Hook) -> RemovableHandle:
         """Call ``hook(model, optimizer)`` once, at the end of the next step function.
+
+        Args:
+            hook: Gets this model, and the first wrapped optimizer or None.
 
         Returns:
             A handle: its ``remove()`` takes the hook off.
@@ -645,6 +731,8 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
     # -- modules and tensors of this rank
     def local_named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, tnn.Module]]:
         """Yield the modules of this rank's partition, with names; before the partition all modules.
+
+        The names are those of the full model.
 
         Args:
             args: Arguments of ``torch.nn.Module.named_modules``.
@@ -694,6 +782,10 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
     def local_state_dict(self, *args: Any, **kwargs: Any) -> StateDict:  # noqa: ARG002
         """Return the state of this rank's partition, with the mark ``_smp_is_partial``.
 
+        Returns:
+            Name -> tensor, outside of the graph and in the model's memory; with sharded data
+            parallelism this rank's rows. Arguments have no effect.
+
         Raises:
             StepError: The model is not divided yet.
         """
@@ -714,8 +806,13 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
             gather_to_rank0: All ranks but the first of the group return an empty dictionary.
             kwargs: More of these arguments, by name.
 
+        Returns:
+            Name -> value. Where the model is on several ranks, new tensors in host memory; else
+            those of ``torch.nn.Module.state_dict``.
+
         Raises:
             StepError: Ranks are missing. The error names these ranks.
+            RuntimeError: The collective broke, because a rank is gone.
         """
         if mesh.degree() > 1:
             return state_dicts.gather_shared_state(
@@ -738,6 +835,9 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
 
         Partial states are merged first. Then the call is collective over the group.
 
+        The parameters and buffers of this rank are written. With delayed parameters, or a partial
+        state of the same partition, the load waits until the partition.
+
         Args:
             state_dict: From ``state_dict()`` of this model or of the plain module, or from
                 ``local_state_dict()``.
@@ -748,6 +848,12 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
         Returns:
             The result of ``torch.nn.Module.load_state_dict``; None if the state is loaded later,
             after the partition.
+
+        Raises:
+            SMPRuntimeError: The partial state is another rank's part, or a value has another shape
+                than a sharded parameter.
+            RuntimeError: Names or shapes differ (torch's own error), or the collective broke.
+            StepError: Ranks of the group have not called it in time.
         """
         partial = bool(state_dict.get(PARTIAL))
         same_partition = partial and same_partition_load
@@ -785,6 +891,11 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
 
         Collective over the model-parallel group. Returns the norm before the scaling.
         ``torch.nn.utils.clip_grad_norm_(model.parameters(), ...)`` does the same.
+
+        The gradients of this rank are scaled in place.
+
+        Raises:
+            RuntimeError: The collective broke, because a rank is gone.
         """
         return gradient_norm.clip(self.local_parameters(), max_norm, norm_type)
 
@@ -794,6 +905,8 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
 
         The hook must reduce over ``smp.get_dp_process_group()``. Parameters that are split over
         tensor ranks do not use it.
+
+        The hook is used from the next bucket on, and stays for the life of the model.
 
         Raises:
             SMPConfigError: A hook is registered already, or sharded data parallelism is on,
@@ -818,6 +931,12 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
         """Return a context in which replicas may have different numbers of batches, like the one
         of DistributedDataParallel.
 
+        Args:
+            divide_by_initial_world_size: Whether gradients are divided by the number of all
+                replicas. Only True works.
+            enable: Whether the context has an effect; without replicas it has none.
+            throw_on_early_termination: As for torch's.
+
         Raises:
             SMPConfigError: ``divide_by_initial_world_size`` is false, but gradients are always
                 divided by the number of replicas. Or ranks share parameters, and so need each
@@ -837,7 +956,11 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
         return _ShadowPasses(self)
 
     def shadow_pass(self) -> None:
-        """Take part in the collectives of a pass of the other replicas, without a batch."""
+        """Take part in the collectives of a pass of the other replicas, without a batch.
+
+        Buffers of this rank are overwritten by those of the first replica. With averaged gradients,
+        this rank counts as zeros.
+        """
         if self._broadcast_buffers:
             data_parallel.broadcast(self.local_buffers())
         if self._reducer is not None:
@@ -949,8 +1072,13 @@ class _ShadowPasses(JoinHook):
     def post_hook(self, is_last_joiner: bool) -> None:
         """Copy the parameters and buffers of a replica that had the most batches. Collective.
 
+        The tensors of this rank are written in place.
+
         Args:
             is_last_joiner: Whether this replica is one of these.
+
+        Raises:
+            RuntimeError: The collective broke, because a rank is gone.
         """
         number = dp_rank() if is_last_joiner else -1
         last = torch.tensor([number], device=self.model.join_device)
@@ -971,6 +1099,8 @@ def _add_module_attribute(module: tnn.Module) -> None:
 
     Old scripts write ``model.module.module.module``, because smp had more wrappers, and some
     scripts have a wrapper of their own.
+
+    The attribute is set on the script's module. One that exists is kept.
     """
     innermost = module
     seen = set()
@@ -987,6 +1117,8 @@ def _add_module_attribute(module: tnn.Module) -> None:
 
 def _check(module: Any, trace_device: str, passes: int) -> None:
     """Refuse a model that cannot be divided, and wrong arguments.
+
+    Nothing is changed.
 
     Args:
         module: The script's model.

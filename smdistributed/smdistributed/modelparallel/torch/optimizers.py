@@ -42,11 +42,17 @@ class _Fused(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters.
 
+        The parameters and their state are written in place. LAMB and NovoGrad communicate for
+        norms: then the call is collective over ranks of the model.
+
         Args:
             closure: Computes the loss and the gradients, as in torch.
 
         Returns:
             The closure's result, or None.
+
+        Raises:
+            Exception: An error of the closure.
         """
         loss = None
         if closure is not None:
@@ -83,6 +89,9 @@ class _Fused(torch.optim.Optimizer):
             parameter: The parameter.
             weight: Its values, in float32 at least.
             gradient: Its gradient, in the same type.
+
+        Raises:
+            NotImplementedError: The class has no update.
         """
         raise NotImplementedError
 
@@ -131,7 +140,10 @@ class FusedAdam(_Fused):
         weight: Tensor,
         gradient: Tensor,
     ) -> Tensor:
-        """Return the update of Adam, or of AdamW; see the class and ``_Fused._update``."""
+        """Return the update of Adam, or of AdamW; see the class and ``_Fused._update``.
+
+        The state of the parameter is created or changed.
+        """
         del parameter  # no norm over ranks is needed
         decay = group["weight_decay"]
         if not self.adam_w_mode:
@@ -203,7 +215,11 @@ class FusedLAMB(_Fused):
         weight: Tensor,
         gradient: Tensor,
     ) -> Tensor:
-        """Return the update of LAMB; see the class and ``_Fused._update``."""
+        """Return the update of LAMB; see the class and ``_Fused._update``.
+
+        The state of the parameter is created or changed. Collective over tensor ranks for a split
+        parameter.
+        """
         limit, decay = group["max_grad_norm"], group["weight_decay"]
         if limit:
             gradient = gradient * (limit / self._norm).clamp(max=1.0)
@@ -292,7 +308,11 @@ class FusedNovoGrad(_Fused):
         weight: Tensor,
         gradient: Tensor,
     ) -> Tensor:
-        """Return the update of NovoGrad; see the class and ``_Fused._update``."""
+        """Return the update of NovoGrad; see the class and ``_Fused._update``.
+
+        The state of the parameter is created or changed. Collective over tensor ranks for a split
+        parameter.
+        """
         beta1, beta2 = group["betas"]
         decay, init_zero = group["weight_decay"], group["init_zero"]
         # The second moment is of the largest element, or of the square of the norm.
@@ -362,6 +382,11 @@ def _global_norm(parameters: list[Tensor]) -> Tensor:
     """Return the norm of all gradients of the model, over all ranks that have a part of them.
 
     Without ``smp.init`` the norm is over the given parameters alone.
+
+    With ``smp.init`` the call is collective.
+
+    Raises:
+        RuntimeError: The collective broke, because a rank is gone.
     """
     if not state.initialized:
         # torch's own get_total_norm is of PyTorch 2.6.
@@ -380,10 +405,15 @@ def _full_norm(value: Tensor, parameter: Tensor, power: float = 2.0) -> Tensor:
     """Return the norm of a tensor with the shape of a parameter, over all tensor ranks of a split
     parameter.
 
+    Collective for a split parameter.
+
     Args:
         value: The tensor, on this rank.
         parameter: The parameter.
         power: 2, or infinity for the largest absolute value.
+
+    Raises:
+        RuntimeError: The collective broke, because a rank is gone.
     """
     norm: Tensor = torch.linalg.vector_norm(value, power)
     if getattr(parameter, "_smp_distributed", False) and tp_size() > 1:

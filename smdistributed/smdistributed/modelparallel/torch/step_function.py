@@ -110,6 +110,7 @@ class StepFunction(Generic[P]):
         input_split_axes: Mapping[str, int] | None = None,
         detach_outputs: bool = True,
     ) -> None:
+        """Keep the function and the options, and take the function's name and docstring."""
         functools.update_wrapper(self, function)
         self.function = function
         self.unsplit = frozenset(non_split_inputs or ())
@@ -127,6 +128,10 @@ class StepFunction(Generic[P]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Run all microbatches.
 
+        The model is divided in the first call. Gradients, attributes and buffers of the model
+        change as the script's function changes them. On each rank of the pipeline the call must be
+        made.
+
         Returns:
             The script's return value: a ``StepOutput`` for each tensor, a list with an item for
             each microbatch for every other object, None for None. For example a function that
@@ -138,6 +143,9 @@ class StepFunction(Generic[P]):
                 source of batches, such as a DataLoader.
             SMPRuntimeError: ``smp.init`` has not been called.
             StepError: A rank of the pipeline failed.
+            TypeError: The arguments do not fit the script's function.
+            SMPConfigError: The model cannot be divided.
+            Exception: An error of the script's function or of the model on this rank.
         """
         count = num_microbatches()
         bound = self.signature.bind(*args, **kwargs)
@@ -162,6 +170,8 @@ class StepFunction(Generic[P]):
         self, bound: inspect.BoundArguments, count: int
     ) -> list[Callable[[], Any]]:
         """Return the calls of the script's function, each with its part of the arguments.
+
+        Tensors are split into views of their memory.
 
         Args:
             bound: The arguments of the step function.
@@ -192,6 +202,9 @@ class StepFunction(Generic[P]):
         """Return the parts of ``**kwargs``, one dictionary for each microbatch.
 
         Each value is split by its own name.
+
+        Raises:
+            ValueError: An argument cannot be split.
         """
         parts: list[dict[str, Any]] = [{} for _ in range(count)]
         for key, value in keywords.items():
@@ -210,6 +223,7 @@ class StepFunction(Generic[P]):
 
         Raises:
             ValueError: The argument cannot be split.
+            Exception: An error of a method ``smp_slice``.
         """
         if name in self.unsplit:
             return [value] * count
@@ -254,6 +268,9 @@ def step(
         non_split_inputs: Names of arguments that are passed whole.
         input_split_axes: The axis along which an argument is split, by its name; 0 for the others.
         detach_outputs: Whether the tensors that are returned lose their history.
+
+    Returns:
+        The step function; with arguments a decorator that returns it.
     """
 
     def decorate(function: Callable[..., Any]) -> StepFunction[Any]:
@@ -283,6 +300,11 @@ def _run(microbatches: Sequence[Callable[[], Any]], name: str) -> list[Any]:
     Args:
         microbatches: The script's function on each microbatch.
         name: Name of the step function.
+
+    Raises:
+        StepError: A rank of the pipeline failed.
+        SMPConfigError: The model cannot be divided.
+        Exception: An error of the script's function, of the model or of a hook.
     """
     model, runtime = wrapped.model, present()
     if model is not None:
@@ -300,6 +322,9 @@ def _run_in_turn(microbatches: Sequence[Callable[[], Any]], model: Any) -> list[
     """Run the microbatches one after another, and return the result of each.
 
     The model is told which one is the last: only then gradients are summed over replicas.
+
+    Raises:
+        Exception: An error of the script's function.
     """
     results = []
     for number, microbatch in enumerate(microbatches, 1):
@@ -326,6 +351,7 @@ def _split(value: Any, count: int, axis: int, path: str) -> Sequence[Any]:
 
     Raises:
         _CannotSplitError: A tensor does not divide, or the value is a source of batches.
+        Exception: An error of a method ``smp_slice``.
     """
     if isinstance(value, torch.Tensor):
         return _split_tensor(value, count, axis, path)
@@ -363,6 +389,8 @@ def _is_source_of_batches(value: Any) -> bool:
     """Return whether a value is a data set, a DataLoader, or an iterator over batches.
 
     A file and a counter are iterators, too, but have no batches.
+
+    Nothing is drawn from it.
     """
     if isinstance(value, torch.utils.data.DataLoader | torch.utils.data.Dataset):
         return True
@@ -402,6 +430,8 @@ def _split_tensor(tensor: torch.Tensor, count: int, axis: int, path: str) -> Seq
 
 def _gather(results: Sequence[Any], *, detach: bool) -> Any:
     """Join the results of the microbatches in one structure.
+
+    The results are not changed.
 
     Args:
         results: The results, in the order of the microbatches.
@@ -459,6 +489,8 @@ class _NotCopiedError(TypeError):
 
 def _with_children(value: Any, children: Sequence[Any]) -> Any:
     """Return a container of the same class and keys as another one, with other items.
+
+    The other container is not changed.
 
     Args:
         value: The other container: a mapping, list, tuple, named tuple or set.

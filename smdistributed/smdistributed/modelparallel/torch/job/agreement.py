@@ -34,6 +34,8 @@ def agree_on_configuration(
     Rank 0 stores its values. Each other rank compares its own, and the first that differs, or the
     last that does not, stores the answer for all.
 
+    Keys below ``smp/configuration`` are written to the store.
+
     Args:
         store: The job's key-value store.
         rank: Global rank of this process.
@@ -72,6 +74,9 @@ def _wait_for_readers(store: Store, rank: int, size: int) -> None:
     """Let rank 0 end after the others have read the answer, because its process has the store.
 
     On rank 0 this waits `_READERS_SECONDS` at most, and then returns, too.
+
+    Raises:
+        RuntimeError: The store cannot be used, on another rank than 0.
     """
     if rank > 0 and store.add("ranks that have read it", 1) == size - 1:
         store.set("read by all", "")
@@ -102,6 +107,9 @@ def agree_on_batch(store: Store, step: str, call: Call, arguments: Mapping[str, 
 
     The first rank stores its shapes, and does not wait. The others wait for these.
 
+    A key below ``smp/batch`` is written to the store. An argument that this or the first rank alone
+    has is not compared.
+
     Args:
         store: The job's key-value store.
         step: Name of the step function.
@@ -110,6 +118,8 @@ def agree_on_batch(store: Store, step: str, call: Call, arguments: Mapping[str, 
 
     Raises:
         StepError: A tensor has another shape on this rank.
+        RuntimeError: The first rank has not stored its shapes in time, or the store cannot be used
+            (torch's own error).
     """
     members = state.topo.members(CommGroup.MP_GROUP)
     store = PrefixStore(f"smp/batch/{call.group}/{call.number}", store)
@@ -136,6 +146,8 @@ def _shapes(name: str, value: Any) -> Iterator[tuple[str, list[int]]]:
     """Yield the names and shapes of all tensors in nested mappings, lists and tuples.
 
     For example ``("batch['labels'][0]", [8, 128])``.
+
+    Other objects are passed over.
     """
     if isinstance(value, torch.Tensor):
         yield name, list(value.shape)

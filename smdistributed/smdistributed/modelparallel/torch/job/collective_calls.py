@@ -60,7 +60,10 @@ class Report:
     names: Mapping[str, list[str]]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report in a form that can be written as JSON."""
+        """Return the report in a form that can be written as JSON.
+
+        `from_json` reads it.
+        """
         waits_in = None
         if self.waits_in is not None:
             waits_in = [self.waits_in.group, self.waits_in.number, self.waits_in.name]
@@ -68,14 +71,23 @@ class Report:
 
     @classmethod
     def from_json(cls, report: Mapping[str, Any]) -> Report:
-        """Return the report from the result of ``as_json``."""
+        """Return the report from the result of ``as_json``.
+
+        Raises:
+            KeyError: An entry is missing.
+        """
         waits_in = None
         if report["waits_in"] is not None:
             waits_in = Call(*report["waits_in"])
         return cls(waits_in, report["counts"], report["names"])
 
     def name_of(self, group: str, number: int) -> str | None:
-        """Return the name of a call of a group; None before the call, and for a forgotten one."""
+        """Return the name of a call of a group; None before the call, and for a forgotten one.
+
+        Args:
+            group: The group.
+            number: Number of the call, from 1.
+        """
         names = self.names.get(group, [])
         # The list has the last calls only: its first name belongs to call `oldest`.
         place = number - 1 - (self.counts.get(group, 0) - len(names))
@@ -103,12 +115,18 @@ class CollectiveCalls:
 
     @contextlib.contextmanager
     def inside(self, name: str, kind: CommGroup) -> Iterator[Call | None]:
-        """Record that this rank is in a call until the block ends.
+        """Record that this rank is in a collective call until the block ends.
 
         Yields the call; None if this rank is alone in its group.
 
+        The call is counted, gets the next number in its group, and its name is kept among the last
+        16. Nothing is sent. If the block raises, the names of all groups are cleared, because the
+        script may then make other calls than before, and two names for one number would look like a
+        difference. The counts stay, because other ranks count this call, too.
+
         Args:
-            name: The called function. Within ``part_of`` the name of the outer function is used.
+            name: The called function. Within ``part_of`` the name of the outer function is recorded
+                in its place.
             kind: Kind of the group with the ranks that must make this call.
 
         Raises:
@@ -135,7 +153,12 @@ class CollectiveCalls:
 
     @contextlib.contextmanager
     def part_of(self, name: str) -> Iterator[None]:
-        """Give the calls within a block the name of the function that the script called."""
+        """Record the calls within a block under the name of the function that the script called.
+
+        ``with calls.part_of("smp.save_checkpoint()")`` lets an inner ``smp.allgather`` be told as
+        ``smp.save_checkpoint()``, which the reader of an error knows. Of nested blocks the
+        outermost name counts. It also works as a decorator.
+        """
         self._outer.append(name)
         try:
             yield
@@ -146,6 +169,8 @@ class CollectiveCalls:
         """Return the time at which this rank entered the innermost call, as of `time.monotonic`.
 
         None outside of all calls.
+
+        The thread of the watch calls this.
         """
         try:
             _, since = self._entered[-1]
@@ -154,7 +179,10 @@ class CollectiveCalls:
         return since
 
     def report(self) -> Report:
-        """Return the report of this rank. The thread of the watch calls this."""
+        """Return the report of this rank. The thread of the watch calls this.
+
+        Nothing is sent or changed.
+        """
         # Copies, because another thread adds calls meanwhile.
         entered, names_by_group = list(self._entered), list(self._names.items())
         waits_in = None
@@ -191,6 +219,10 @@ def first_difference(reports: Mapping[int, Report]) -> Difference | None:
 
     Args:
         reports: Global rank -> its report.
+
+    Returns:
+        The difference: of the two ranks the higher one, with words that name both. Of ranks that
+        only wait long, without a difference, nothing is said.
     """
     first_of: dict[str, int] = {}
     waiting: dict[str, list[int]] = defaultdict(list)
@@ -243,6 +275,8 @@ def _find_crossed_waits(
     """Return a difference if a rank and another one wait for each other, in calls of two groups.
 
     Neither has made the other's call yet. None if there is no such rank.
+
+    Nothing is changed.
 
     Args:
         rank: The rank.

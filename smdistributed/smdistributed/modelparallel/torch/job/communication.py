@@ -46,6 +46,8 @@ def send(obj: Any, dest_rank: int, rank_type: RankType) -> None:
         TypeError: ``rank_type`` is not a ``RankType``.
         ValueError: The receiver does not exist, or is this process.
         SMPRuntimeError: ``smp.init`` has not been called.
+        RuntimeError: The receiver is gone (torch's own error).
+        Exception: The object cannot be pickled.
     """
     _send(_packed(obj), _global_rank(dest_rank, rank_type))
 
@@ -64,6 +66,8 @@ def recv_from(src_rank: int, rank_type: RankType) -> Any:
         TypeError: ``rank_type`` is not a ``RankType``.
         ValueError: The sender does not exist, or is this process.
         SMPRuntimeError: ``smp.init`` has not been called.
+        RuntimeError: The sender is gone (torch's own error).
+        Exception: The object cannot be unpickled on this rank.
     """
     source = _global_rank(src_rank, rank_type)
     # First the number of bytes, then the bytes.
@@ -75,7 +79,14 @@ def recv_from(src_rank: int, rank_type: RankType) -> Any:
 
 
 def broadcast(obj: Any, group: CommGroup = CommGroup.WORLD) -> None:
-    """Send an object to the other ranks of a group; each of them calls ``recv_from``."""
+    """Send an object to the other ranks of a group; each of them calls ``recv_from``.
+
+    Raises:
+        TypeError: ``group`` is not a ``CommGroup``.
+        SMPRuntimeError: ``smp.init`` has not been called.
+        RuntimeError: A receiver is gone (torch's own error).
+        Exception: The object cannot be pickled.
+    """
     data = _packed(obj)
     for member in _members(group):
         if member != rank():
@@ -83,7 +94,16 @@ def broadcast(obj: Any, group: CommGroup = CommGroup.WORLD) -> None:
 
 
 def allgather(obj: Any, group: CommGroup = CommGroup.WORLD) -> list[Any]:
-    """Gather an object from each rank of a group, in the order of the ranks. Collective."""
+    """Gather an object from each rank of a group, in the order of the ranks. Collective.
+
+    The call is recorded, for the comparison of ranks that wait (collective_calls.py).
+
+    Raises:
+        TypeError: ``group`` is not a ``CommGroup``.
+        SMPRuntimeError: ``smp.init`` has not been called.
+        RuntimeError: The collective broke, because a rank is gone (torch's own error).
+        Exception: An object cannot be pickled, or unpickled on this rank.
+    """
     members = _members(group)
     packed = _packed(obj).numpy().tobytes()
     gathered: list[Any] = [None] * len(members)
@@ -96,7 +116,13 @@ def allgather(obj: Any, group: CommGroup = CommGroup.WORLD) -> list[Any]:
 
 
 def barrier(group: CommGroup = CommGroup.WORLD) -> None:
-    """Wait until all ranks of a group have called this."""
+    """Wait until all ranks of a group have called this.
+
+    Raises:
+        TypeError: ``group`` is not a ``CommGroup``.
+        SMPRuntimeError: ``smp.init`` has not been called.
+        RuntimeError: The barrier broke, because a rank is gone (torch's own error).
+    """
     _members(group)
     with calls.inside("smp.barrier", group):
         dist.barrier(group=state.groups[group])
@@ -130,6 +156,9 @@ def rdp_barrier() -> None:
 def _members(group: CommGroup) -> tuple[int, ...]:
     """Return the global ranks of this rank's group of a kind.
 
+    Returns:
+        The global ranks, in the order of the ranks in the group.
+
     Raises:
         TypeError: It is not a ``CommGroup``.
         SMPRuntimeError: ``smp.init`` has not been called.
@@ -149,6 +178,7 @@ def _global_rank(place: int, rank_type: RankType) -> int:
     Raises:
         TypeError: The type is not a ``RankType``.
         ValueError: The rank does not exist, or is this process.
+        SMPRuntimeError: ``smp.init`` has not been called.
     """
     if not isinstance(rank_type, RankType):
         raise TypeError(
@@ -178,6 +208,9 @@ def _unpacked(data: torch.Tensor) -> Any:
     """Return the object of which `_packed` has made these bytes.
 
     A tensor of another rank's GPU comes to this rank's.
+
+    Raises:
+        Exception: The object cannot be unpickled on this rank.
     """
 
     def place(storage: Any, location: str) -> Any:

@@ -75,7 +75,10 @@ class Range:
     choices: tuple[str, ...] = ()
 
     def has(self, value: object) -> bool:
-        """Return whether a value is valid for the key."""
+        """Return whether a value is valid for the key.
+
+        A NaN is valid for no number with a limit.
+        """
         kinds: tuple[type, ...] = (int, float) if self.kind is float else (self.kind,)
         if not isinstance(value, kinds):
             return False
@@ -185,6 +188,8 @@ class Config:
 
         Unknown keys, and keys without effect, cause a warning.
 
+        Warnings are given by ``warnings.warn``, also before an error.
+
         Args:
             parameters: The dictionary that the script passed to ``smp.init``.
             environment: The environment variables; ``SM_HP_MP_PARAMETERS`` overrides
@@ -235,6 +240,8 @@ class Config:
 def _read_environment(environment: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
     """Return the values of the job's variable ``SM_HP_MP_PARAMETERS``, and their problems.
 
+    Text that is no JSON object is a problem, not an error.
+
     Returns:
         (key -> value, texts of the problems). Both are empty without the variable.
     """
@@ -250,6 +257,8 @@ def _read_environment(environment: Mapping[str, str]) -> tuple[dict[str, Any], l
 
 def _rename_old_keys(values: Any, source: str) -> tuple[dict[str, Any], list[str]]:
     """Return the values with the new names of their keys, and their problems.
+
+    The dictionary is not changed.
 
     Args:
         values: A dictionary. Keys for which None means no value are left out, if they have None.
@@ -296,6 +305,9 @@ def _apply_rule(
         other: The second key.
         config: The configuration.
         values: The values that were set, without the defaults.
+
+    Raises:
+        AssertionError: parameters.json has an unknown kind.
     """
     value, other_value = getattr(config, key), getattr(config, other)
     unset = f"needs {other} = True, which is not set"
@@ -332,6 +344,8 @@ def _is_on(value: Any) -> bool:
 def _apply_size_rules(config: Config, world: int) -> list[_Rule]:
     """Return the rules about the number of ranks, each applied to a configuration.
 
+    A rule that is not broken is returned, too.
+
     Args:
         config: The configuration.
         world: Number of ranks of the job.
@@ -365,6 +379,8 @@ def _apply_size_rules(config: Config, world: int) -> list[_Rule]:
 
 def _warn_of_keys(values: Mapping[str, Any]) -> None:
     """Warn of unknown keys, with a suggestion for a similar one, and of keys without effect.
+
+    One warning for the unknown keys, and one for those without effect, by ``warnings.warn``.
 
     Args:
         values: Key -> value, as the script and the job have set them.

@@ -28,6 +28,7 @@ def make_groups(topology: Topology) -> Groups:
 
     Raises:
         SMPRuntimeError: torch.distributed is not initialized.
+        RuntimeError: The backend cannot connect the ranks (torch's own error).
     """
     world = _default_group()
     all_ranks = tuple(range(topology.world))

@@ -26,12 +26,16 @@ _calls: collections.Counter[str] = collections.Counter()
 def meet(call: str, group: CommGroup = CommGroup.MP_GROUP) -> None:
     """Wait until every rank of a group has made this call.
 
+    A group of one rank does not wait. The call is counted, and is recorded for the comparison of
+    ranks that wait.
+
     Args:
         call: The script's call, for the error.
         group: Kind of the group with the ranks that must make the call.
 
     Raises:
         StepError: Some ranks have not called it after ``LIMIT`` seconds.
+        RuntimeError: The store cannot be used (torch's own error).
     """
     members = state.topo.members(group)
     if len(members) == 1:
@@ -43,6 +47,8 @@ def meet(call: str, group: CommGroup = CommGroup.MP_GROUP) -> None:
 def _wait_for_all(call: str, group: CommGroup, members: tuple[int, ...]) -> None:
     """Store that this rank has made a call, and wait until all ranks of a group have.
 
+    The count of this call is raised, and the key of this rank stays in the store.
+
     Args:
         call: The script's call.
         group: Kind of the group.
@@ -50,6 +56,7 @@ def _wait_for_all(call: str, group: CommGroup, members: tuple[int, ...]) -> None
 
     Raises:
         StepError: Some ranks have not made the call after ``LIMIT`` seconds.
+        RuntimeError: The store cannot be used (torch's own error).
     """
     # The number distinguishes several calls of one function.
     base = f"smp/meet/{group.name}/{'.'.join(map(str, members))}/{call}"

@@ -94,6 +94,9 @@ def _functions_of(kind: CommGroup, members_title: str) -> _GroupFunctions:
     Args:
         kind: The kind of the group.
         members_title: Words for the members, in the docstrings.
+
+    Returns:
+        (rank, size, members, process group). Each raises SMPRuntimeError before ``smp.init``.
     """
 
     def rank_in() -> int:

@@ -96,6 +96,8 @@ class Topology:
         """Return the coordinates of a global rank, for example ``{"P": 1, "T": 0, "D": 0}``.
 
         The last letter of the placement varies fastest over the ranks.
+
+        "P" is the pipeline, "T" the tensor, "D" the reduced data parallel coordinate.
         """
         coordinates = {}
         for letter in reversed(self.placement):
@@ -108,6 +110,9 @@ class Topology:
         Args:
             group: The kind of the group.
             rank: A member, as a global rank; None: this process.
+
+        Raises:
+            IndexError: There is no such rank.
         """
         if rank is None:
             rank = self.rank

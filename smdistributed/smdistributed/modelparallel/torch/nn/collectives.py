@@ -70,6 +70,9 @@ def total(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Return the sum over the group. Collective; all ranks get the same result.
 
     The gradient of the sum is the gradient of each summand.
+
+    Raises:
+        RuntimeError: The collective broke, because a rank is gone.
     """
 
     def summed(x: torch.Tensor) -> torch.Tensor:
@@ -94,6 +97,9 @@ def gather_weight(
         axis: The axis along which the weight is split.
         group: The tensor-parallel group.
         same_samples: Whether all ranks work on the same samples.
+
+    Raises:
+        RuntimeError: The collective broke, because a rank is gone.
     """
 
     def summed(gradient: torch.Tensor) -> torch.Tensor:
@@ -120,7 +126,11 @@ def _all_to_all(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 
 def _gather_parts(x: torch.Tensor, axis: int, group: dist.ProcessGroup) -> torch.Tensor:
-    """Return the tensors of all ranks, joined along an axis. Collective."""
+    """Return the tensors of all ranks, joined along an axis. Collective.
+
+    Raises:
+        RuntimeError: The collective broke, because a rank is gone.
+    """
     parts = [
         torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(group.size())
     ]

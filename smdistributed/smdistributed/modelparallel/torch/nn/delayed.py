@@ -98,9 +98,13 @@ def is_delayed(tensor: torch.Tensor) -> bool:
 def materialize(tensors: Iterable[tuple[str, torch.Tensor]], *, forget: bool = True) -> None:
     """Give memory and values to the delayed parameters and buffers among some tensors.
 
+    The tensors keep their identity: their ``data`` is replaced. Views of one storage share the new
+    memory. The generator of random numbers is as before afterwards.
+
     Args:
         tensors: Names and tensors.
-        forget: Whether the recorded operations of all other tensors are dropped.
+        forget: Whether the recorded operations of all other tensors are dropped. These then read as
+            zeros, as before.
 
     Raises:
         RuntimeError: A delayed parameter was written to after its context had ended.
@@ -136,6 +140,9 @@ def put_slice(
     """Copy part ``index`` of ``degree`` equal parts of an axis, now or when the target is
     materialized.
 
+    With a delayed source the target's ``data`` is replaced by a blank storage, and the copy is
+    recorded as its write. Else the target is written in place at once.
+
     Args:
         target: Gets the part. If the source is delayed, it becomes delayed, too.
         source: The full tensor.
@@ -168,6 +175,13 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Record a write to a blank storage, or call the function. torch calls this.
 
         If the function does more with a blank storage than write to it, the storage is filled.
+
+        Returns:
+            The result of the function; for a recorded write the written tensor itself.
+
+        Raises:
+            Exception: An error of the function. A recorded write has its error when it runs, in
+                `materialize`.
         """
         kwargs = kwargs or {}
         if func is _empty:
@@ -187,12 +201,32 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _new(size: Any, *rest: Any, **options: Any) -> torch.Tensor:
-    """Return a tensor without values, with a blank storage where that is possible."""
+    """Return a new tensor without values, as ``torch.empty`` does, with a blank storage where that
+    is possible.
+
+    A blank storage is memory that is mapped and not used: it reads as zeros. It is registered in
+    the module-level ``_blanks``, by its address, until the memory is freed or filled, or
+    `materialize` drops the entry. While it is registered, writes to the tensor within the context
+    are recorded, where that is possible, and not run.
+
+    Blank is the storage of a plain tensor: strided, contiguous, of a floating-point type, on the
+    CPU, not pinned, and of at least `SMALLEST` bytes. Any other tensor is made by torch at once.
+
+    Args:
+        size: Its shape.
+        rest: Further positional arguments of torch's ``empty``. With any, the tensor is not plain.
+        options: Named arguments of torch's ``empty``, such as dtype, layout and device.
+
+    Raises:
+        RuntimeError: torch refuses the arguments, or there is no memory.
+        OSError: The system refuses the mapping.
+    """
     dtype = options.get("dtype") or torch.get_default_dtype()
     device = torch.device(options.get("device") or "cpu")
-    memory_format = options.get("memory_format")
+    layout, memory_format = options.get("layout"), options.get("memory_format")
     is_plain = (
         not rest
+        and layout in (None, torch.strided)
         and device.type == "cpu"
         and dtype.is_floating_point
         and not options.get("pin_memory")
@@ -205,9 +239,13 @@ def _new(size: Any, *rest: Any, **options: Any) -> torch.Tensor:
 
 
 def _make_blank(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor of zeros that takes no memory, and record its storage as blank.
+    """Return a tensor of zeros that takes no memory, and register its storage as blank in
+    ``_blanks``.
 
-    The record is removed with the memory.
+    The entry is removed when the memory is freed.
+
+    Raises:
+        OSError: The system refuses the mapping.
     """
     count = math.prod(size)
     memory, base = _map(count, dtype)
@@ -218,7 +256,11 @@ def _make_blank(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def _map(count: int, dtype: torch.dtype) -> tuple[mmap.mmap, torch.Tensor]:
-    """Return a mapping of zeros, which takes no memory before writes to it, and a tensor of it."""
+    """Return a mapping of zeros, which takes no memory before writes to it, and a tensor of it.
+
+    Raises:
+        OSError: The system refuses the mapping.
+    """
     memory = mmap.mmap(-1, max(count, 1) * _bytes_of(dtype), flags=_FLAGS)
     return memory, torch.frombuffer(memory, dtype=dtype, count=count)
 
@@ -227,6 +269,8 @@ def _can_be_noted(
     func: Any, leaves: list[Any], touched: list[torch.Tensor], kwargs: dict[str, Any]
 ) -> bool:
     """Return whether a call only writes to its first argument, and reads only small tensors.
+
+    False where that is not certain. Nothing is run.
 
     Args:
         func: The function.
@@ -253,6 +297,9 @@ def _note(func: Any, leaves: list[Any], spec: pytree.TreeSpec) -> None:
     """Record a call that writes to a blank storage. It does not run now.
 
     A call that draws random numbers runs once on other memory, so that the generator advances.
+
+    The record is added to the blank storage's writes. A call that overwrites all elements drops the
+    earlier records. Other tensors among the arguments are copied.
 
     Args:
         func: The function.
@@ -287,7 +334,14 @@ def _note(func: Any, leaves: list[Any], spec: pytree.TreeSpec) -> None:
 
 
 def _fill_now(tensor: torch.Tensor) -> None:
-    """Run the recorded operations of a tensor's storage, which is blank no longer."""
+    """Run the recorded operations of a tensor's storage, which is blank no longer.
+
+    The storage is removed from ``_blanks``, and its memory is written. The generator of random
+    numbers is as before afterwards.
+
+    Raises:
+        Exception: An error of a recorded operation.
+    """
     blank = _blanks.pop(_address(tensor), None)
     if blank is not None:
         with _random_state_kept():

@@ -43,8 +43,12 @@ class DistributedEmbedding(DistributedModule):
         """Create the embedding, with normal values of the standard deviation
         ``initializer_range``.
 
+        The values of the full embedding are drawn on each rank, and this rank's columns are kept.
+
         Raises:
-            NotSplitError: ``max_norm`` is set, which needs full rows, or ``sparse``.
+            NotSplitError: ``max_norm`` is set, which needs full rows, or ``sparse``; or the
+                tensor-parallel degree does not divide the dimension.
+            SMPConfigError: ``smp.init`` was not called.
         """
         super().__init__()
         if max_norm is not None or sparse:
@@ -74,7 +78,12 @@ class DistributedEmbedding(DistributedModule):
         return (), {name: getattr(module, name) for name in names}
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the vectors of this rank's samples. Collective over tensor ranks."""
+        """Return the vectors of this rank's samples. Collective over tensor ranks.
+
+        Raises:
+            RuntimeError: The collective broke, because a rank is gone.
+            IndexError: An id is out of range.
+        """
         group = tensor_group()
         if same_samples():
             return gather_last(self._look_up(ids), group)

@@ -64,11 +64,16 @@ class FlashAttentionLayer(nn.Module):
     ) -> torch.Tensor:
         """Return the attention's output, (batch, heads, sequence, channels).
 
+        In training, dropout draws random numbers. The arguments are not changed.
+
         Args:
             qkv: (batch, sequence, 3, heads, channels).
             attn_mask: Added to the scores; of a shape that expands to (batch,
                 heads, sequence, sequence).
             causal: No position sees a later one.
+
+        Raises:
+            RuntimeError: Shapes do not fit (torch's own error).
         """
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
         is_causal = causal

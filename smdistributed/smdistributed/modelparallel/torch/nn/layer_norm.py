@@ -43,6 +43,8 @@ class DistributedLayerNorm(DistributedModule, FusedLayerNorm):
     def arguments(cls, module: nn.Module) -> Arguments:
         """Return the arguments that make a layer of the same shape.
 
+        The module is not changed.
+
         Raises:
             NotSplitError: ``optimize`` is ``speed``, or there is nothing to split.
         """
@@ -53,7 +55,13 @@ class DistributedLayerNorm(DistributedModule, FusedLayerNorm):
         return (module.normalized_shape, module.eps), {}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the normalized samples."""
+        """Return the normalized samples.
+
+        Weight and bias are gathered: the call is collective over tensor ranks.
+
+        Raises:
+            RuntimeError: The collective broke, because a rank is gone.
+        """
         if not self.elementwise_affine:
             return super().forward(x)
         both = gather_weight(

@@ -79,6 +79,9 @@ def _multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) 
         x: This rank's samples, with all input channels.
         weight: This rank's part: (output channels, a part of the input channels).
         bias: The full bias, or None.
+
+    Raises:
+        RuntimeError: The collective broke, because a rank is gone.
     """
     group = tensor_group()
     if same_samples():

@@ -45,6 +45,8 @@ class DistributedModule(nn.Module):
     def split(self, name: str, full: torch.Tensor, axis: int) -> None:
         """Register this rank's part of a full parameter, and mark the part.
 
+        A delayed full parameter stays delayed: its part gets values when it is materialized.
+
         Args:
             name: Name of the parameter.
             full: The full parameter.
@@ -52,6 +54,7 @@ class DistributedModule(nn.Module):
 
         Raises:
             NotSplitError: The tensor-parallel degree does not divide the axis.
+            SMPConfigError: ``smp.init`` was not called.
         """
         degree, index = tensor_group().size(), tensor_group().rank()
         if full.shape[axis] % degree:

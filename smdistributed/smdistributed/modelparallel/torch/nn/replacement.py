@@ -73,6 +73,9 @@ def tensor_parallelism(enabled: bool = True, **config: object) -> Iterator[None]
 
     The innermost context counts.
 
+    Modules get a mark when they are created. The open contexts are of the process, and not of a
+    thread.
+
     Args:
         enabled: Whether to split.
         config: Arguments of the distributed modules, instead of those of the originals. Arguments
@@ -89,6 +92,8 @@ def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **config: ob
     """Set whether the supported modules of a tree are split over the tensor ranks.
 
     The last call for a module counts.
+
+    The modules get the attribute ``_smp_tp``; they are replaced when the model is wrapped.
 
     Args:
         module: Root of the tree.
@@ -122,6 +127,9 @@ def tp_register_with_module(
     """Register the class that replaces the modules of a class when they are split over tensor
     ranks.
 
+    The entry holds for the whole process, and replaces an earlier one. ``__init__`` of the original
+    class is replaced by one that stores the arguments in each new instance.
+
     Args:
         module_cls: The original class. Instances of its subclasses are not replaced.
         dist_module: The class of the replacement.
@@ -149,7 +157,11 @@ def tp_register(
     forward_hook: Hook | None = None,
     return_hook: Hook | None = None,
 ) -> Callable[[Class], Class]:
-    """Decorate a class of modules: see ``tp_register_with_module``."""
+    """Decorate a class of modules: see ``tp_register_with_module``.
+
+    Raises:
+        TypeError: As ``tp_register_with_module``, when the class is decorated.
+    """
 
     def register(module_cls: Class) -> Class:
         tp_register_with_module(module_cls, dist_module, init_hook, forward_hook, return_hook)
@@ -163,12 +175,17 @@ def distribute(root: nn.Module, degree: int) -> nn.Module:
 
     A module that cannot be split is not replaced. Rank 0 logs a warning with the reason.
 
+    The tree is changed in place: a module's entry in its parent is replaced.
+
     Args:
         root: The root of the tree.
         degree: The tensor-parallel degree.
 
     Returns:
         The root, or its replacement.
+
+    Raises:
+        SMPConfigError: A replacement cannot take the arguments of its original.
     """
     # A parameter counts once for each module that has it.
     holders: Counter[int] = Counter()
@@ -222,7 +239,10 @@ def _check_class(cls: object, base: type, name: str) -> None:
 
 
 def _find_entry(cls: type[nn.Module]) -> _Entry | None:
-    """Return the replacement for the modules of a class; None if they are not split."""
+    """Return the replacement for the modules of a class; None if they are not split.
+
+    Only the exact class counts, and no base class.
+    """
     if cls in _registered:
         return _registered[cls]
     # By its name, because this library does not import transformers.
@@ -275,6 +295,8 @@ def _make_replacement(
 
     The generator of random numbers does not advance, if all values are the module's.
 
+    The original is not changed.
+
     Args:
         module: The module.
         name: Its name in the model, for errors.
@@ -285,6 +307,7 @@ def _make_replacement(
     Raises:
         NotSplitError: The arguments of the module are unknown, or it cannot be split.
         SMPConfigError: The replacement cannot take the arguments.
+        Exception: An error of ``init_hook`` or of the class of the replacement.
     """
     arguments: Arguments | None = getattr(module, "_smp_arguments", None)
     if not arguments:
@@ -324,6 +347,9 @@ def _make_replacement(
 def _copy_values(new: nn.Module, old: nn.Module, degree: int) -> bool:
     """Copy the values of tensors with equal names, or this rank's slices of them.
 
+    The tensors of ``new`` get the device, type and ``requires_grad`` of their source. A delayed
+    source makes them delayed.
+
     Args:
         new: The replacement.
         old: The original.
@@ -356,6 +382,8 @@ def _copy_values(new: nn.Module, old: nn.Module, degree: int) -> bool:
 def _keep_arguments(cls: type[nn.Module]) -> None:
     """Let new instances of a class store the arguments of their ``__init__``, for an
     ``init_hook``.
+
+    ``__init__`` of the class is replaced.
     """
     init = cls.__init__
 

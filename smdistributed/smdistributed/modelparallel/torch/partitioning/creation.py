@@ -36,6 +36,8 @@ def model_creation(
     """Make a model in this context: of one data type, with tensor parallelism,
     and delayed where configured.
 
+    Within the block torch's default type is ``dtype``, for the whole process.
+
     Args:
         tensor_parallelism: Whether supported modules are split over tensor ranks.
         dtype: Floating type of the parameters; the default is torch's.
@@ -43,6 +45,7 @@ def model_creation(
 
     Raises:
         SMPConfigError: ``smp.init`` was not called.
+        TypeError: torch does not take the type as a default.
     """
     if not state.initialized:
         raise SMPConfigError("call smp.init() before smp.model_creation")

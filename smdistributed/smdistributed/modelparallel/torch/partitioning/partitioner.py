@@ -59,6 +59,10 @@ def partition(root: Node, degree: int, memory_weight: float) -> dict[str, int]:
         root: The tree.
         degree: Number of devices, 1 or more.
         memory_weight: Weight of memory against work, 0 to 1.
+
+    Returns:
+        Name of a node -> partition, from 0. With fewer atoms than devices the last partitions are
+        empty.
     """
     tree = _Tree(root, memory_weight)
     atoms = tree.atoms(degree)
@@ -76,6 +80,8 @@ def split(costs: Sequence[float], degree: int) -> list[int]:
 
     The largest sum of a run is as small as possible. Among these divisions the one with the
     smallest sum of squares is taken.
+
+    Costs may be 0. Without items the result is empty.
 
     Returns:
         For each item the number of its run. For example costs of 1, 1, 2 and two runs give 0, 0, 1.
@@ -257,6 +263,8 @@ class _Tree:
 
         Their costs are stored in ``atom_cost``.
 
+        Costs of nodes that were split are stored, too.
+
         Args:
             degree: Number of devices. There may be fewer atoms, if no more nodes can be split.
         """
@@ -276,6 +284,8 @@ class _Tree:
 
     def _expand(self, node: Node, extra: float, share: float) -> list[Node]:
         """Return the atoms of a subtree, in the order of their execution, and store their costs.
+
+        Costs of nodes on the way are stored, too.
 
         Args:
             node: The root of the subtree.
@@ -317,6 +327,9 @@ def _find_atom_of_each_node(tree: _Tree, place: Mapping[str, int]) -> dict[str, 
     Args:
         tree: The tree.
         place: Name of an atom -> its number.
+
+    Returns:
+        Name of a node -> number of its atom, for all nodes of the tree.
     """
     atom_of: dict[str, int] = {}
 
@@ -346,6 +359,8 @@ def _find_groups_of_atoms(tree: _Tree, atom_of: Mapping[str, int], count: int) -
     """Return disjoint sets of atoms that share parameters, and so must be together.
 
     An atom that shares nothing is a set of its own.
+
+    Nothing is changed.
 
     Args:
         tree: The tree.

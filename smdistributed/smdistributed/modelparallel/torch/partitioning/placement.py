@@ -31,6 +31,8 @@ def _tagging_init(self: tnn.Module, *args: Any, **kwargs: Any) -> None:
     """Initialize a module, and tag it with the contexts in which it is created.
 
     Replaces ``torch.nn.Module.__init__``. The tags are attributes of the module.
+
+    The tags are ``_smp_partition`` and ``_smp_tp``. They are set after torch's own initialization.
     """
     _module_init(self, *args, **kwargs)
     if _open_partitions:
@@ -47,6 +49,8 @@ def partition(index: int) -> Iterator[None]:
 
     The innermost context counts. With ``auto_partition`` the context has no effect.
 
+    The open contexts are of the process, and not of a thread.
+
     Raises:
         SMPConfigError: There is no such partition, or ``smp.init`` was not called.
     """
@@ -62,6 +66,8 @@ def set_partition(module: tnn.Module, index: int) -> None:
     """Put a module and all its submodules on partition ``index``.
 
     With ``auto_partition`` the call has no effect.
+
+    The modules get the attribute ``_smp_partition``.
 
     Raises:
         SMPConfigError: There is no such partition, ``smp.init`` was not called, or the model is
@@ -82,6 +88,8 @@ def by_hand(root: tnn.Module, degree: int, default: int) -> dict[str, int]:
     """Return the partition of each module, by name.
 
     Modules that share a parameter are placed with the first of them, with a warning.
+
+    The modules are not changed. The warning is given by ``warnings.warn``.
 
     Args:
         root: The model.
@@ -120,6 +128,7 @@ def compare(root: tnn.Module, owner: Mapping[str, int]) -> None:
 
     Raises:
         SMPConfigError: The ranks differ. The text names the first parameter that differs.
+        RuntimeError: The collective broke, because a rank is gone.
     """
     parameters: list[str] = []
     for name, module in root.named_modules():

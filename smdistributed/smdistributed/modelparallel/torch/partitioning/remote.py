@@ -43,8 +43,12 @@ class _Guard:
     ) -> Any:
         """Call a function of torch with a remote tensor among its arguments. torch calls this.
 
+        Attributes such as the shape are read as of any tensor. ``copy_`` to a remote tensor does
+        nothing, so that ``load_state_dict`` works: the owner takes the values.
+
         Raises:
             StepError: The function needs the values, or switches ``requires_grad`` in a step.
+            Exception: An error of the function, for one that needs no values.
         """
         name = getattr(func, "__name__", str(func))
         is_assignment = name == "__set__"
@@ -120,6 +124,9 @@ def empty(tensor: torch.Tensor, name: str, owner: int, own_partition: int) -> No
 
     The object stays, with its shape. Its class changes, so that a use of its values is refused.
 
+    The gradient is dropped. Views that share the old memory keep it. A parameter on the meta device
+    only changes its class.
+
     Args:
         tensor: The parameter or buffer.
         name: Its name in the model.
@@ -173,6 +180,9 @@ def detach_module(module: nn.Module, name: str, in_step: Callable[[], bool]) -> 
     Its hooks and its own ``__call__`` run on its owner, once, and not also at the caller. ``to()``,
     ``half()`` and the like skip its tensors.
 
+    The parameters get a dictionary that refuses replacements in a step. The module's
+    ``_call_impl``, ``_apply`` and, for a ``__call__`` of its own, its class are replaced.
+
     Args:
         module: The module.
         name: Its name.
@@ -196,6 +206,11 @@ def _apply_children(module: nn.Module, fn: Callable[..., Any], recurse: bool = T
     """Apply a function to the tensors of a module's children, and return the module.
 
     Takes the place of ``Module._apply``, which ``to()`` and ``half()`` call.
+
+    Args:
+        module: The module. Its own tensors are left out.
+        fn: Gets a tensor, and returns the one that takes its place.
+        recurse: Whether to go into the children.
     """
     if recurse:
         for child in module.children():

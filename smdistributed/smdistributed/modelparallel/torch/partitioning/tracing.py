@@ -40,7 +40,10 @@ def is_tracing() -> bool:
 
 @contextmanager
 def tracing() -> Iterator[None]:
-    """Let a call of the model in this context measure the model, and raise `TraceDone`."""
+    """Let a call of the model in this context measure the model, and raise `TraceDone`.
+
+    The switch is of the process, and not of a thread.
+    """
     global _traces
     _traces = True
     try:
@@ -94,6 +97,9 @@ def trace_forward(
 
     The inputs are copied first, because a module may change them in place.
 
+    Hooks are registered for the call, and removed after it. Attributes, buffers and random numbers
+    change as the module changes them: `unchanged` restores them.
+
     Args:
         module: The root.
         args: Arguments of the root.
@@ -103,6 +109,9 @@ def trace_forward(
 
     Returns:
         Name of a module -> its measurements.
+
+    Raises:
+        Exception: An error of the module.
     """
     trace: Trace = {}
     begun: dict[str, list[float]] = {}
@@ -147,6 +156,9 @@ def trace_forward(
 def unchanged(module: nn.Module) -> Iterator[None]:
     """Restore the state of a module and its submodules, and of all generators of random numbers, at
     the end of this context.
+
+    The state is attributes, contents of containers in these, and values of buffers; parameters are
+    not restored. Copies of all buffers take memory meanwhile.
     """
     attributes = [(part, dict(part.__dict__)) for part in module.modules()]
     contents: list[tuple[Any, Any]] = []
@@ -187,6 +199,8 @@ def unchanged(module: nn.Module) -> Iterator[None]:
 
 def describe(root: nn.Module, trace: Mapping[str, Call]) -> Node:
     """Return the tree of modules as input for the partitioner.
+
+    Nothing is called or changed.
 
     Args:
         root: The model.

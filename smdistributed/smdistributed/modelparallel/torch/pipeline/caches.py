@@ -31,7 +31,10 @@ def trim_caches(
     """Return the arguments of a remote call, with copies of caches that have only the values which
     the module reads.
 
-    The caches themselves are marked, so that a later call with them is refused.
+    A cache is the keys and values that Hugging Face's attention keeps of earlier tokens. Each entry
+    that a layer of the module will write is marked, so that a later call with it is refused.
+    Without gradients, as in generation, nothing is trimmed, because later calls read the cache
+    again.
 
     Args:
         module: The remote module.
@@ -42,7 +45,8 @@ def trim_caches(
         The new arguments; the same ones outside of training, and for a module without layers.
 
     Raises:
-        StepError: An earlier call has written these values, and they stayed on the module's rank.
+        StepError: An earlier call of a remote layer has marked this cache: the values that this
+            call would read stayed on the layer's rank.
     """
     if not torch.is_grad_enabled() or not any(map(is_cache, (*args, *kwargs.values()))):
         return args, kwargs
@@ -55,9 +59,22 @@ def trim_caches(
 
 
 def without_values(outputs: Any) -> Any:
-    """Return the outputs of the model, with copies of caches that have shapes and no values.
+    """Return the outputs of the model, as other ranks get them: with copies of caches that have no
+    values.
 
-    Outside of training, and without a cache, the outputs are returned themselves.
+    In training the caches of keys and values are not read after the model has returned, so they are
+    not worth the transfer. Training is when gradients are recorded: generation runs without, and
+    reads its caches again. Then the outputs are returned themselves, and so are outputs without a
+    cache.
+
+    In the copies each tensor of two or more dimensions is replaced by a `_ShapeOnly`. That is no
+    tensor and good only for sending: pickling turns it into a tensor on the meta device, which has
+    a shape and no values. Tensors of no or one dimension, such as a length, keep their values. The
+    outputs themselves are not changed.
+
+    Args:
+        outputs: What the model returned. Caches are found only as values of a dictionary, such as
+            the ``ModelOutput`` of Hugging Face.
     """
     if not torch.is_grad_enabled() or not isinstance(outputs, dict):
         return outputs
@@ -79,6 +96,8 @@ def _numbers_of_layers(module: nn.Module) -> frozenset[int]:
     """Return the numbers of the layers in a module.
 
     An empty set if a layer reads the entries of other layers, too.
+
+    The number is Hugging Face's ``layer_idx``: the position of the layer's entry in a cache.
     """
     numbers = set()
     for submodule in module.modules():
@@ -98,7 +117,8 @@ def _trim_cache(value: Any, used_layers: AbstractSet[int]) -> Any:
 
     Args:
         value: The value.
-        used_layers: Numbers of the layers.
+        used_layers: Numbers of the layers, from 0. Their entries are copied with their tensors; all
+            other tensors are replaced as in `without_values`.
 
     Raises:
         StepError: An entry was marked by an earlier call.
@@ -131,7 +151,10 @@ def _trim_cache(value: Any, used_layers: AbstractSet[int]) -> Any:
 
 
 def _without_tensors(layer: Any) -> Any:
-    """Return a copy of a layer's entry with shapes in the place of tensors."""
+    """Return a copy of a layer's entry with stand-ins (`_ShapeOnly`) for its large tensors.
+
+    The entry itself is not changed.
+    """
     result = copy.copy(layer)
     for name, value in vars(layer).items():
         # Small tensors, such as a length, are read by all layers.
@@ -149,7 +172,9 @@ class _ShapeOnly:
         self._shape, self._dtype = tensor.shape, tensor.dtype
 
     def __reduce__(self) -> Any:
-        """Return the function that unpickling calls, and its arguments."""
+        """Return the function that unpickling calls, and its arguments: the receiver gets a tensor
+        on the meta device.
+        """
         return _make_meta_tensor, (self._shape, self._dtype)
 
 

@@ -34,6 +34,9 @@ def uses(code: types.CodeType) -> Uses:
     """Return the variables of outer functions that a function, and the functions in it, use.
 
     The instructions are read; the function is not called.
+
+    The answer is cached for the life of the process. Functions are those that are defined within
+    this one.
     """
     used: set[str] = set()
     stored: set[str] = set()
@@ -93,6 +96,8 @@ def _is_only_written(name: str, following: Sequence[dis.Instruction]) -> bool:
     """Return whether a value on the top of the stack is only written to.
 
     Such code is ``x.append(v)``, ``x[k] = v``, ``x[k] += v`` and ``x = x + v``.
+
+    False where that is not certain, as after a jump.
 
     Args:
         name: The variable with the value.

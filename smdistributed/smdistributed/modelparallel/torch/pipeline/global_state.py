@@ -146,6 +146,8 @@ class GlobalState:
         The state is a container, an object, or a container that stands for variables which are
         written. Each name is unique: the second one of two equal names ends with "(2)".
 
+        The present values of the variables are read. Nothing is called or written.
+
         Args:
             module: A module of the model.
         """
@@ -159,6 +161,9 @@ class GlobalState:
 
     def _iterate_module_state(self, module: nn.Module, home: str) -> Iterator[tuple[str, Any]]:
         """Yield (name, state) as `iterate_state`, with names that may be equal.
+
+        A namespace that code assigns to is yielded as a `containers.Namespace`, the same object
+        every time.
 
         Args:
             module: A module of the model.
@@ -201,6 +206,9 @@ class GlobalState:
     def _iterate_closure_state(self, code: _Code, home: str) -> Iterator[tuple[str, Any]]:
         """Yield (name, state) for the variables of outer functions that are used.
 
+        A closure variable that is assigned to is yielded as a `containers.ClosureVariable`, the
+        same object every time.
+
         Args:
             code: The names in the code.
             home: The package of the module's class; empty for an installed one.
@@ -233,6 +241,8 @@ def _cannot_change(value: Any) -> bool:
     """Return whether a value is code or plain, and so cannot change in place.
 
     A module outside the model, a tensor and a generator of random numbers can.
+
+    Plain values are numbers, strings, None and the like.
     """
     if isinstance(value, torch.Tensor | torch.Generator) or containers.is_module_of_other_model(
         value
@@ -246,7 +256,8 @@ def _is_watched(value: Any, home: str) -> bool:
 
     Args:
         value: The value.
-        home: The package of the module's class.
+        home: The package of the module's class: objects of other packages are followed only if they
+            have plain attributes, or are tensors, arrays or generators.
     """
     kind: Any = type(value)
     if kind in containers.BUILTIN_CONTAINERS or isinstance(
@@ -270,6 +281,9 @@ def _names_of_attributes(holder: Any, read: set[str], stored: frozenset[str]) ->
         holder: The class or Python module.
         read: Names of attributes that are read.
         stored: Names of attributes that are written.
+
+    Returns:
+        The names, sorted. Nothing is called.
     """
     names = []
     for name, value in sorted(vars(holder).items()):
@@ -282,7 +296,10 @@ def _names_of_attributes(holder: Any, read: set[str], stored: frozenset[str]) ->
 
 
 def _is_code(value: Any) -> bool:
-    """Return whether a value is code, or a plain value."""
+    """Return whether a value is code, or a plain value.
+
+    Containers, tensors and modules outside of the model are neither.
+    """
     kind: Any = type(value)
     if kind in containers.BUILTIN_CONTAINERS or containers.is_module_of_other_model(value):
         return False
@@ -310,6 +327,8 @@ def _code_in_attributes(module: nn.Module) -> list[Any]:
     """Return the functions in the attributes of a module, and the classes of the objects there.
 
     Hooks are left out. For a module of an installed class there are no classes.
+
+    Functions in nested tuples, lists and dictionaries are returned, too. Nothing is called.
     """
     home = package(type(module))
     code: list[Any] = []
@@ -349,6 +368,9 @@ def _names_of_class(kind: type, own: Sequence[Any]) -> _Code:
     Args:
         kind: The class.
         own: Functions and classes of objects that a module has in attributes.
+
+    Returns:
+        The names. For an installed class without such functions, those of its forward alone.
     """
     if not _is_installed(kind):
         return _find_names([kind, *own], package(kind))
@@ -362,6 +384,8 @@ def _names_of_installed_forward(kind: Any) -> _Code:
     """Return the names in the forward of an installed class, without those that it writes.
 
     Functions that it calls are not searched, because its package has registries of its own.
+
+    An installed class is one of a package outside of the script. Nothing is called.
     """
     code = _empty_code()
     forward = inspect.unwrap(kind.forward)
@@ -374,6 +398,8 @@ def _names_of_installed_forward(kind: Any) -> _Code:
 
 def _find_written_attributes(start: Sequence[Any], kind: type) -> set[str]:
     """Return the names of attributes that functions write, and the functions that they call.
+
+    The code is read, and not run.
 
     Args:
         start: The functions.
@@ -418,6 +444,9 @@ def _find_names(start: Sequence[Any], home: str, code: _Code | None = None) -> _
     """Return the names in functions and classes, and in all functions that they call.
 
     Functions of other packages are not searched.
+
+    The code is read, and not run. Objects that a function is bound to are added with words for
+    them.
 
     Args:
         start: The functions and classes.
@@ -486,7 +515,7 @@ def _is_own_module(name: str | None, home: str) -> bool:
 
     Args:
         name: Name of the Python module; None for a function without one.
-        home: The package.
+        home: The package; empty: only Python modules outside of installed packages count.
     """
     if name is None:
         name = ""
@@ -503,9 +532,14 @@ def _add_names(function: types.FunctionType, code: _Code) -> Iterator[Any]:
     Values of its closure, its defaults and the global variables that it names. An attribute that
     ``__init__`` writes does not count: it belongs to a new object.
 
+    The generator must be exhausted: it adds names as it goes. The function is not called.
+
     Args:
         function: The function.
         code: Gets the names.
+
+    Yields:
+        Values that are no functions are among them.
     """
     namespace = function.__globals__
     variables = code.variables.setdefault(id(namespace), (namespace, set()))[1]
@@ -541,7 +575,11 @@ def _add_names(function: types.FunctionType, code: _Code) -> Iterator[Any]:
 
 
 def _add_closure_variables(function: types.FunctionType, code: _Code) -> None:
-    """Add the variables of outer functions that a function uses to ``code``."""
+    """Add the variables of outer functions that a function uses to ``code``.
+
+    Names are added to ``code.closure_variables``, and to the sets of stored and of used ones. The
+    function is not called.
+    """
     uses = enclosed.uses(function.__code__)
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         title = f"variable {name} of {function.__qualname__}"

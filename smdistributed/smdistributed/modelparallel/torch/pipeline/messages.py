@@ -223,6 +223,8 @@ def attach(
 ) -> tuple[StateHeader, AttachedState] | tuple[None, None]:
     """Return a header with the values of the state that goes along.
 
+    Nothing is sent; the lists of written arguments are copied.
+
     Args:
         header: Describes the state that the microbatch has written.
         written: The values of this state.
@@ -262,6 +264,9 @@ class Arguments:
     ) -> None:
         """Record the arguments.
 
+        The containers among the arguments are searched, also nested ones, and their contents are
+        kept for a comparison. Caches are left out while gradients are recorded.
+
         Args:
             args: Positional arguments.
             kwargs: Named arguments.
@@ -292,6 +297,8 @@ class Arguments:
     def numbers_by_id(self) -> dict[int, tuple[str, int]]:
         """Return the numbers of the tensors and containers, which the caller has, too.
 
+        ``id()`` holds as long as this object lives.
+
         Returns:
             ``id()`` of the object -> ("tensor" or "cell", its number): a cell is a container.
         """
@@ -304,6 +311,9 @@ class Arguments:
 
     def find_written(self, title: str) -> tuple[list[tuple[int, Any]], list[tuple[int, Any]]]:
         """Return the tensors and the containers that were written since, each with its number.
+
+        The arguments are not changed. Writes to tensors of inference mode are not found, because
+        torch counts none.
 
         Args:
             title: Words for the module.
@@ -340,6 +350,9 @@ class Arguments:
     ) -> None:
         """Write to the caller's arguments as the owner has written to its copies.
 
+        Tensors are written in place by ``copy_``, and containers get the new content. Arguments
+        that come before one that is refused have their new values.
+
         Args:
             tensors: The tensors of the arguments.
             attached: The state that came with the result.
@@ -348,6 +361,7 @@ class Arguments:
         Raises:
             StepError: Another argument shares the memory. On the owner that argument kept its
                 values.
+            RuntimeError: torch refuses the write in place, as to a leaf that requires a gradient.
         """
         for number, value in attached.written_tensors:
             # One write to shared memory changes two arguments on the caller, and one on the owner,

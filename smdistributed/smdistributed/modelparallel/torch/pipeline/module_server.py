@@ -53,7 +53,9 @@ class NonLeaf(torch.autograd.Function):
 
 
 def find_leaves(tensors: Sequence[torch.Tensor]) -> set[int]:
-    """Return the ``id()`` of each leaf in the graphs of tensors."""
+    """Return the ``id()`` of each leaf of autograd, a tensor that collects a gradient, in the
+    graphs of tensors.
+    """
     leaves: set[int] = set()
     visited: set[Any] = set()
     to_visit: list[Any] = [tensor.grad_fn for tensor in tensors]
@@ -77,12 +79,17 @@ def find_unused(
 ) -> tuple[int, ...]:
     """Return the numbers of the attached tensors that are in no graph of the tensors sent back.
 
+    The caller then leads no gradient to them.
+
     Args:
         inputs: The received tensors, each a leaf.
         seen_by_module: The same tensors as the module got them.
         attached: ``id()`` of the tensors of ``seen_by_module`` that are attached state and require
             a gradient.
         sent: The tensors that are sent back.
+
+    Returns:
+        Positions in ``inputs``, from 0, in ascending order.
     """
     if not attached:
         return ()
@@ -181,7 +188,7 @@ class Server:
         self.results.clear()
 
     def accept_forward(self, message: Forward, tensors: list[torch.Tensor]) -> None:
-        """Make a request for a forward ready to run; the scheduler runs it later.
+        """Make a context for a forward that another rank requests; the scheduler runs it later.
 
         Args:
             message: The request.
@@ -198,7 +205,8 @@ class Server:
         self.pipeline.scheduler.make_ready(context, FORWARD)
 
     def accept_backward(self, message: Backward, grads: list[torch.Tensor | None]) -> None:
-        """Make a request for a backward ready to run; the scheduler runs it later.
+        """Make a context for a backward pass that another rank requests; the scheduler runs it
+        later.
 
         Args:
             message: The request.
@@ -208,6 +216,8 @@ class Server:
 
     def backward_context(self, message: Backward, grads: list[torch.Tensor | None]) -> Context:
         """Return the context that runs the backward of a served call.
+
+        The context is not made ready, and its saved graph stays until it runs.
 
         Args:
             message: The request.
@@ -231,6 +241,9 @@ class Server:
 
         A step function may wait below on the stack of this thread. So the passes of the request
         are marked as smp's own (own_passes.py), and are not taken for passes of the script.
+
+        Raises:
+            Exception: As `_forward` or `_backward`.
         """
         with own_passes.inside():
             run(message, tensors)
@@ -244,12 +257,19 @@ class Server:
 
         State that came along is written to the modules first. The graph is kept for the backward.
 
+        The module runs under the modes of the present thread. What it wrote in place is noted
+        afterwards, and a pass is added to `pipeline.order`. The received tensors with needed
+        gradients become leaves: ``requires_grad`` is set on them.
+
         Args:
             message: The request.
             tensors: The tensors of the arguments.
 
         Raises:
-            StepError: The module left another gradient mode, inference mode or autocast.
+            StepError: The module left another gradient mode, inference mode or autocast; state or a
+                result cannot be sent; or a microbatch saw state in another order than in one
+                process.
+            PeerError: The connection with the rank that gets the result is lost.
             Exception: An error of the module.
         """
         pipeline, module_state = self.pipeline, self.pipeline.scheduler.module_state
@@ -323,6 +343,9 @@ class Server:
 
         Returns:
             As `Arguments.find_written`; two empty lists if nothing was written.
+
+        Raises:
+            StepError: The module gave an argument another shape.
         """
         message, attached = call.message, call.attached
         if message.before[1] is None:
@@ -335,9 +358,21 @@ class Server:
     def _reply_to_caller(self, call: _ServedCall, result: Any) -> _Reply:
         """Return the result of the last or only segment, with the state that was written.
 
+        Own objects of the caller, which came as arguments, are named by number, so that the caller
+        takes its own again. The sent writes are remembered as known by the caller. Nothing is sent
+        yet.
+
         Args:
             call: The served call.
             result: What the module returned.
+
+        Returns:
+            The reply. It has a header if state was written or variables were set, or if the call
+            came with state.
+
+        Raises:
+            StepError: The module gave an argument another shape, or another microbatch may have
+                read the state.
         """
         message, header, attached = call.message, call.header, call.attached
         scheduler = self.pipeline.scheduler
@@ -385,10 +420,15 @@ class Server:
     def _reply_to_next(self, call: _ServedCall, result: Any, owner: int) -> _Reply:
         """Return the arguments of the next segment of a chain, with the state that was written.
 
+        The sent writes are remembered as known by that rank. Nothing is sent yet.
+
         Args:
             call: The served call.
             result: What this segment returned.
             owner: The rank that owns the next segment.
+
+        Raises:
+            StepError: Another microbatch may have read the state.
         """
         message, header = call.message, call.header
         scheduler = self.pipeline.scheduler
@@ -415,6 +455,9 @@ class Server:
 
         Returns:
             The result, and the segment that follows; None after the last or only segment.
+
+        Raises:
+            Exception: An error of the module.
         """
         modules = self.pipeline.modules
         module = modules.modules[message.module]
@@ -437,10 +480,17 @@ class Server:
     def _answer(self, message: Forward, reply: _Reply, differentiable: tuple[bool, ...]) -> None:
         """Send a result to the caller. The result of a tail call goes to every other rank, too.
 
+        Without a tail call, results for the root's owner are kept in `results`, so that the outputs
+        of the model need not be sent back to this rank.
+
         Args:
             message: The request.
             reply: The result.
             differentiable: For each tensor of the result whether it requires a gradient.
+
+        Raises:
+            PeerError: The connection with a rank is lost.
+            StepError: The result cannot be pickled.
         """
         pipeline, caller = self.pipeline, message.call[0]
         hop = (message.call, message.segment)
@@ -478,12 +528,17 @@ class Server:
         They go to the segment before, or to the caller. The graph is freed, unless it is kept for
         another pass.
 
+        Gradients of this rank's parameters are added to, unless the pass is one of
+        ``torch.autograd.grad``. A pass is added to `pipeline.order`.
+
         Args:
             message: The request.
             grads: For each tensor of the result its gradient, or None.
 
         Raises:
-            StepError: An earlier pass has freed the graph.
+            StepError: An earlier pass has freed the graph; or as `_run_backward`.
+            PeerError: The connection with the rank that gets the gradients is lost.
+            RuntimeError: torch refused the pass.
         """
         pipeline = self.pipeline
         pipeline.order.append(("B", message.microbatch))
@@ -513,7 +568,13 @@ class Server:
     def _run_backward(
         self, saved: _SavedForward, grads: list[torch.Tensor | None], mode: BackwardMode
     ) -> list[torch.Tensor | None]:
-        """Run autograd through the graph of a served forward.
+        """Run autograd through the graph of a served forward, and return the gradients of its
+        inputs.
+
+        With ``mode.adds`` the pass is one of ``torch.autograd.backward``: gradients of parameters
+        are added to, and the gradients of the inputs are taken off the inputs' ``grad``. Else it is
+        one of ``torch.autograd.grad``, which changes no ``grad``. The graph is freed unless
+        ``mode.keeps``.
 
         Args:
             saved: The graph.
@@ -521,7 +582,13 @@ class Server:
             mode: The effects of the pass.
 
         Returns:
-            For each input its gradient, or None.
+            For each input its gradient. None if the caller needs none, if no gradient leads there,
+            or if no result has a gradient.
+
+        Raises:
+            StepError: torch refused the pass, and a parameter was written in the step or a
+                container keeps a tensor of a freed graph (`explain_backward_errors`).
+            RuntimeError: torch refused the pass for another reason.
         """
         roots: list[torch.Tensor] = []
         root_grads: list[torch.Tensor] = []
@@ -537,14 +604,16 @@ class Server:
                 needed.append(tensor)
 
         input_grads: dict[int, torch.Tensor | None] = {}  # by id() of the input
+        module_state = self.pipeline.scheduler.module_state
         if roots and mode.adds:
             # Adds to the gradients of parameters and inputs.
-            with self.pipeline.scheduler.module_state.explain_backward_errors():
+            with module_state.explain_backward_errors():
                 torch.autograd.backward(roots, root_grads, retain_graph=mode.keeps)
         elif roots and needed:
-            gradients = torch.autograd.grad(
-                roots, needed, root_grads, retain_graph=mode.keeps, allow_unused=True
-            )
+            with module_state.explain_backward_errors():
+                gradients = torch.autograd.grad(
+                    roots, needed, root_grads, retain_graph=mode.keeps, allow_unused=True
+                )
             input_grads = dict(zip(map(id, needed), gradients, strict=True))
         if mode.adds:
             # Taken off the inputs, because a pass that keeps the graph would add to them again.

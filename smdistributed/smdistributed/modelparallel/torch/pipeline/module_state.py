@@ -286,6 +286,8 @@ class _Slot:
 
         For an attribute this is the value of the last microbatch, or the sum of all additions to
         a counter; MISSING if the attribute was deleted. For a container it is a content.
+
+        The slot and the module are not changed: `ModuleState.end` writes the value.
         """
         if len(self.key) > 2:
             return self._content_after_step()
@@ -312,7 +314,12 @@ class _Slot:
         return value
 
     def _content_after_step(self) -> Any:
-        """Return the content that the container has after the step: a list or a dictionary."""
+        """Return the content that the container has after the step: a list for a list or deque,
+        else a dictionary.
+
+        Contents of several microbatches are joined, see `_sum_of_writes`. The container is not
+        written.
+        """
         # A microbatch may have written in its own run and in its copy: the later write counts.
         newest: dict[int, _Version] = {}
         for run, version in sorted(self.versions.items(), key=lambda item: item[0]):
@@ -334,13 +341,16 @@ class _Slot:
     ) -> tuple[MicrobatchRun | None, Any]:
         """Return the value that a microbatch sees.
 
+        Nothing is noted: `ModuleState.read` records a read.
+
         Args:
             run: The microbatch.
             own: Whether its own writes count.
 
         Returns:
-            The microbatch that wrote the value, or None for the value from before the step; the
-            value, which may be a mark.
+            (writer, value). The writer is the microbatch that wrote the value, or None for the
+            value from before the step. The value may be a mark, `MISSING` or `UNSENT`. To another
+            microbatch a container shows no new tensors that require a gradient.
         """
         version = self.versions.get(run) if own else None
         if version is not None and version.writes:
@@ -382,9 +392,14 @@ class _Attribute(containers.AttributeDescriptor):
         Without a running microbatch, or on an object that is not followed, this is the attribute,
         parameter, buffer or submodule of the object, or else the default of the class.
 
+        The read is recorded in the slot of the attribute (`ModuleState.read`). For a running
+        statistic that batch normalization itself takes for an update, the tensor of this microbatch
+        is returned, and no read is recorded.
+
         Raises:
             AttributeError: The microbatch sees no such attribute.
-            StepError: As `ModuleState.read`.
+            StepError: As `ModuleState.read`: the values would depend on the order of the
+                microbatches.
         """
         name = self.name
         if module is not None:
@@ -419,6 +434,11 @@ class _Attribute(containers.AttributeDescriptor):
         """Set the attribute, and record a write that did not go by way of `nn.Module`.
 
         ``object.__setattr__`` comes here without a call of nn.Module's.
+
+        The value is in the object's ``__dict__`` also if the write is then refused.
+
+        Raises:
+            StepError: A later microbatch has read the value before.
         """
         module.__dict__[self.name] = value
         if _active_state is None or _active_state.quiet:
@@ -449,7 +469,13 @@ _torch_register_buffer = nn.Module.register_buffer
 
 
 def _set_attribute(module: nn.Module, name: str, value: Any) -> None:
-    """Set an attribute as ``nn.Module.__setattr__`` does, and note the write."""
+    """Set an attribute as ``nn.Module.__setattr__`` does, and note the write.
+
+    It takes the place of ``nn.Module.__setattr__`` in a step, for all modules of the process.
+
+    Raises:
+        StepError: As `ModuleState.write`.
+    """
     if _active_state is not None and name not in _NOT_FOLLOWED:
         _active_state.write(module, name, value)
     else:
@@ -459,7 +485,15 @@ def _set_attribute(module: nn.Module, name: str, value: Any) -> None:
 def _register_buffer(
     module: nn.Module, name: str, tensor: torch.Tensor | None, persistent: bool = True
 ) -> None:
-    """Add a buffer as ``nn.Module.register_buffer`` does, and note the write."""
+    """Add a buffer as ``nn.Module.register_buffer`` does, and note the write.
+
+    It takes the place of ``nn.Module.register_buffer`` in a step, for all modules of the process.
+
+    Raises:
+        StepError: As `ModuleState.write`.
+        KeyError: As torch: the name is that of another attribute, or has a dot.
+        TypeError: As torch: the value is no tensor, or the name no string.
+    """
     if _active_state is None or name in module.__dict__["_parameters"]:
         _torch_register_buffer(module, name, tensor, persistent)
     else:
@@ -470,8 +504,11 @@ def _register_buffer(
 def _delete_attribute(module: nn.Module, name: str) -> None:
     """Delete an attribute as ``nn.Module.__delattr__`` does, and note the deletion as a write.
 
+    It takes the place of ``nn.Module.__delattr__`` in a step, for all modules of the process.
+
     Raises:
         AttributeError: The running microbatch sees no such attribute.
+        StepError: The value is on another rank only, or a later microbatch has read it before.
     """
     module_state = _active_state
     slot = None if module_state is None else module_state.find_slot(module, name)
@@ -525,6 +562,7 @@ class ModuleState:
         self._modules: list[nn.Module] = []
         self._owner_ranks: list[int] = []
         self._module_numbers: dict[int, int] = {}  # by id() of a module
+        self._remote_submodules: dict[int, list[int]] = {}  # by number of a called module
         self._global_state = GlobalState()
         self._known_hook_ids: list[int] = []
         self._tracked_keys: set[Key] = set()  # their reads are observed from the step's begin on
@@ -559,7 +597,7 @@ class ModuleState:
         self._leaves: list[_Leaf] = []
         self._weak_dictionaries: list[tuple[int, str, Any]] = []
         self._attributes_before: dict[int, dict[str, Any]] = {}
-        self._hook_counts: dict[int, int] = {}  # by number of a module of another rank
+        self._hook_numbers: dict[int, set[int]] = {}  # by number of a module of another rank
         self._descriptors: dict[tuple[type, str], bool] = {}  # whether the class had the name
         self._running = running.RunningStatistics()
         self._writes_by_microbatch: dict[int, dict[Key, tuple[Stamp, Any]]] = {}
@@ -574,6 +612,10 @@ class ModuleState:
     def install(self, modules: list[nn.Module], owner_ranks: list[int]) -> None:
         """Begin to follow the modules of a model, and forget all of an earlier model.
 
+        The code of the modules and of their hooks is read, to find state outside of the modules.
+        The modules are not changed; the set of module ids of `containers.ObjectAttributes` is
+        replaced.
+
         Args:
             modules: All modules, in the order that all ranks have.
             owner_ranks: For each module the rank that owns it.
@@ -581,6 +623,7 @@ class ModuleState:
         self._modules, self._owner_ranks = modules, owner_ranks
         containers.ObjectAttributes.model_module_ids = set(map(id, modules))
         self._module_numbers = {id(module): number for number, module in enumerate(modules)}
+        self._remote_submodules = {}
         for dictionary in (self._steps, self._reads_told_to_peer, self._late_writes, self.agreed):
             dictionary.clear()
         self._tracked_keys.clear()
@@ -603,6 +646,8 @@ class ModuleState:
         """Find the global state that the code of the modules and of their hooks names.
 
         Attributes that this code writes are added to the tracked keys.
+
+        The ids of the present hooks are stored, so that `begin` notices a new hook.
         """
         self._global_state = GlobalState(self._modules)
         self._known_hook_ids = self._find_hook_ids()
@@ -631,6 +676,9 @@ class ModuleState:
         """Begin a step: record the state of all modules, and replace methods of `nn.Module`.
 
         A warning is logged once for each step function with microbatches that must not overlap.
+
+        Until `end`, attribute writes of all modules of the process come to this object. The classes
+        of modules with tracked attributes get descriptors, which observe reads.
 
         Args:
             function: Name of the step function.
@@ -662,10 +710,10 @@ class ModuleState:
             if len(key) == 2:
                 self._ensure_slot(self._modules[key[0]], key)
         self._begin_tensors()
-        self._hook_counts = {}
+        self._hook_numbers = {}
         for number, owner in enumerate(self._owner_ranks):
             if owner != self.rank:
-                self._hook_counts[number] = self.count_hooks(number)
+                self._hook_numbers[number] = self._find_hook_numbers(number)
         self._attributes_before = {}
         if self._runs_in_turn:
             self._attributes_before = dict(enumerate(map(_attributes_of, self._modules)))
@@ -684,6 +732,9 @@ class ModuleState:
 
     def _begin_containers(self, *, is_first_step: bool) -> None:
         """Record the content of the containers that modules hold.
+
+        Each gets a slot, which is compared at each change of microbatches. A container that is too
+        large for that is kept in `_unobserved_containers`, and compared at the end of the step.
 
         Args:
             is_first_step: Whether this is the first step of the step function. Then large
@@ -709,6 +760,10 @@ class ModuleState:
     def _begin_tensors(self) -> None:
         """Record the versions of the tensors that modules hold, and the state of other objects
         that can be written in place.
+
+        These are parameters and buffers of this rank, tensors in attributes, and leaves: arrays,
+        generators and tensors inside of containers. A version is torch's count of the writes in
+        place to a tensor. A leaf with values that other ranks need gets a slot, as a container has.
         """
         self._parameters.clear()
         for number, module in enumerate(self._modules):
@@ -751,9 +806,12 @@ class ModuleState:
         The owner of the root module decides from the late writes of this step, and stores the
         decision in `agreed`. Other ranks return what this rank has told them.
 
+        On the owner a step in which two microbatches wrote late, or a second step with a late
+        write, keeps the microbatches of this function in turn until `install`.
+
         Args:
             function: Name of the step function.
-            owns_root: Whether this rank owns the root module.
+            owns_root: Whether this rank owns the root module, and so decides.
 
         Returns:
             Whether they run one after another.
@@ -773,6 +831,8 @@ class ModuleState:
     def _require_sequential_step(self, run: MicrobatchRun | None, reason: str) -> None:
         """Note a late write: the microbatches of the next step shall run one after another.
 
+        Nothing is logged now: the next step logs the reason.
+
         Args:
             run: The microbatch that changed state; None if not known.
             reason: Words for a warning.
@@ -786,6 +846,9 @@ class ModuleState:
 
         Attributes, containers and running statistics of the modules are written, and the methods of
         `nn.Module` are torch's again. Nothing happens if no step has begun.
+
+        The descriptors are removed from the classes of modules, and all records of the step are
+        dropped. Attributes and containers that were written stay tracked in later steps.
         """
         global _active_state
         # First: the writes below are no writes of a microbatch.
@@ -823,6 +886,9 @@ class ModuleState:
 
         Only tensors that require a gradient are freed: each of them keeps a graph alive.
 
+        The freed value is replaced by MISSING in its slot, or is dropped from the writes that go to
+        other ranks.
+
         Args:
             first_running: The microbatches with a smaller number have ended.
         """
@@ -847,8 +913,14 @@ class ModuleState:
                     del writes[key]
 
     def leave(self, run: MicrobatchRun, *, backward: bool = False) -> None:
-        """Find and note the writes in place of a microbatch, before another one runs on this rank
-        or this one goes to another rank.
+        """Find and note what a microbatch wrote in place, before another one runs on this rank or
+        this one goes to another rank.
+
+        Versions of buffers, contents of containers and states of leaves are compared with the
+        recorded ones, and the new ones are recorded. A write after an earlier `leave` of the same
+        microbatch is a late write: then the microbatches of the next step run one after another. In
+        a step with such microbatches, writes to attributes that did not go by way of `nn.Module`
+        are found, too.
 
         Args:
             run: The microbatch.
@@ -856,8 +928,9 @@ class ModuleState:
                 of a forward that ran again.
 
         Raises:
-            StepError: Another microbatch may have read the state before this write, or a write
-                cannot be repeated on other ranks.
+            StepError: Another microbatch may have read the state before this write; a write cannot
+                be repeated on other ranks; the caller wrote to what a remote module returned and
+                keeps; or a weak dictionary of a module has tensors as keys.
         """
         # Hot: this runs at each change of contexts. Plain loops, and no calls for unchanged state.
         backward = backward or _is_in_backward()
@@ -908,6 +981,9 @@ class ModuleState:
     ) -> None:
         """Note that a microbatch has written a buffer in place.
 
+        The slot of the attribute is made if there is none, and is marked as written in place. A
+        write to the batch count of batch normalization notes a write to all buffers of the module.
+
         Args:
             run: The microbatch.
             number: Number of the module.
@@ -935,6 +1011,10 @@ class ModuleState:
     ) -> None:
         """Note that a microbatch has given a container a new content.
 
+        The slot gets the content as the installed one. New containers in the content are followed,
+        too. A write to a leaf, with reads that cannot be observed, lets the next step run its
+        microbatches one after another.
+
         Args:
             slot: The container.
             run: The microbatch.
@@ -942,7 +1022,8 @@ class ModuleState:
             backward: Whether a backward pass wrote.
 
         Raises:
-            StepError: A later microbatch may have read the content before.
+            StepError: A later microbatch may have read the content before, or two microbatches
+                wrote different values for one key.
         """
         slot.has_changed = True
         is_new = slot.key[2] == _MADE_IN_STEP
@@ -976,6 +1057,12 @@ class ModuleState:
 
         For example ``module.__dict__["step"] = 3``. Only in a step with microbatches that run one
         after another, because it takes time.
+
+        Each write lets the microbatches of the next step run one after another, too. The present
+        attributes are stored as the known ones.
+
+        Raises:
+            StepError: A later microbatch has read the value before.
         """
         for number, before in self._attributes_before.items():
             module = self._modules[number]
@@ -995,6 +1082,8 @@ class ModuleState:
     def _compare_leaves(self, run: MicrobatchRun, *, backward: bool) -> None:
         """Find writes in place to tensors, arrays and generators in attributes, containers and
         objects, and let the next step run its microbatches one after another if need be.
+
+        Each changed leaf gets its new state, and the microbatch as its last writer.
 
         Args:
             run: The microbatch that may have written.
@@ -1038,6 +1127,8 @@ class ModuleState:
     def _check_leaf_owner(self, leaf: _Leaf) -> None:
         """Refuse a write to an object of another rank's module, unless the value is sent there.
 
+        The value is sent only in a step that runs its microbatches one after another.
+
         Raises:
             StepError: The write would stay on this rank.
         """
@@ -1061,6 +1152,9 @@ class ModuleState:
         """Note that a microbatch has set a context variable and not reset it, so that the next
         microbatch sees the value.
 
+        In a step that runs its microbatches one after another this is no error: the next step is
+        made to run so, too.
+
         Args:
             words: Words for the variable.
 
@@ -1082,6 +1176,11 @@ class ModuleState:
     def _check_first_write(self, slot: _Slot, run: MicrobatchRun) -> None:
         """Check the first write to an attribute: reads before it were not observed.
 
+        Args:
+            slot: The attribute. One with observed reads is not checked here, but by
+                `find_conflict`.
+            run: The microbatch that writes.
+
         Raises:
             StepError: A later microbatch has run already, and may have read the attribute.
         """
@@ -1098,6 +1197,9 @@ class ModuleState:
     ) -> None:
         """Check the change of a container: an overlapping microbatch may have read the content.
 
+        A change after the microbatch has left the rank once is a late write: the microbatches of
+        the next step run one after another.
+
         Args:
             slot: The container.
             run: The microbatch that wrote.
@@ -1106,7 +1208,8 @@ class ModuleState:
             backward: Whether a backward pass wrote.
 
         Raises:
-            StepError: A later microbatch has run already, and the content was not only added to.
+            StepError: A later microbatch has run already, and the content was not only added to; or
+                two microbatches wrote different values for one new key.
         """
         if run in self._runs_that_left:
             self._require_sequential_step(run, self._late_write_text(slot))
@@ -1161,6 +1264,9 @@ class ModuleState:
     def _follow_containers(self, key: Key, value: Any) -> None:
         """Begin to follow the containers in a value that was written in this step.
 
+        Each gets a slot whose key says that it was made in this step. Containers that are followed
+        already, or that are too large, are left as they are.
+
         Args:
             key: Where the value is.
             value: The value.
@@ -1176,7 +1282,11 @@ class ModuleState:
                 self._container_slots[id(container)] = slot
 
     def enter(self, run: MicrobatchRun) -> None:
-        """Put the contents that a microbatch sees into the containers, before it runs here."""
+        """Put the contents that a microbatch sees into the containers, before it runs here.
+
+        The microbatch counts as started from then on. Containers are written in place; attributes
+        are not, because `read` finds the value of the microbatch.
+        """
         self._started_runs.add(run)
         # Another microbatch may have run on this thread, or none yet: so the content of a
         # thread-local object is read first.
@@ -1200,6 +1310,8 @@ class ModuleState:
 
         None if the attribute is not followed: of a module outside the model, of torch, a property,
         or on a thread that runs no microbatch.
+
+        A new slot puts a descriptor into the class of the module, see `_ensure_slot`.
         """
         slot = _attribute_slots.get((id(module), name))
         if slot is None:
@@ -1216,6 +1328,10 @@ class ModuleState:
 
         A new slot puts a descriptor into the class of the module until the step ends: from then on
         reads of the attribute are observed.
+
+        Args:
+            module: The module that has the attribute.
+            key: (number of the module, name of the attribute).
         """
         kind, name = type(module), key[1]
         if (kind, name) not in self._descriptors:
@@ -1230,28 +1346,73 @@ class ModuleState:
             _attribute_slots[place] = _Slot(key, module, _stored_value(module, name))
         return _attribute_slots[place]
 
-    def count_hooks(self, number: int) -> int:
-        """Return how many hooks of all kinds a module has, by the number of the module."""
-        own = self._modules[number].__dict__
-        return sum(len(own[kind]) for kind in HOOKS)
+    def _find_hook_numbers(self, number: int) -> set[int]:
+        """Return the ids that torch gave to the hooks of a module; no two hooks share one.
 
-    def check_hooks(self, number: int) -> None:
-        """Refuse a hook that was registered in this step on a module of another rank.
+        Hugging Face's hooks are left out: they are set on the owner, too (variables.py).
 
         Args:
             number: Number of the module.
+        """
+        own = self._modules[number].__dict__
+        hook_numbers = set()
+        for kind in HOOKS:
+            for hook_number, hook in own[kind].items():
+                if not variables.is_of_collector(hook):
+                    hook_numbers.add(hook_number)
+        return hook_numbers
+
+    def _find_remote_submodules(self, number: int) -> list[int]:
+        """Return the numbers of a module and its submodules that are on other ranks.
+
+        The list is computed once for each module, and kept until `install`.
+
+        Modules that were made in a step are left out: other ranks do not know them.
+
+        Args:
+            number: Number of the module.
+        """
+        remote = self._remote_submodules.get(number)
+        if remote is None:
+            remote = []
+            for module in self._modules[number].modules():
+                submodule_number = self._module_numbers.get(id(module))
+                # A module that was made in a step has no number.
+                if submodule_number is None or self._owner_ranks[submodule_number] == self.rank:
+                    continue
+                remote.append(submodule_number)
+            self._remote_submodules[number] = remote
+        return remote
+
+    def check_hooks(self, number: int) -> None:
+        """Refuse a remote call if this step has registered or removed a hook, which another rank
+        would not notice.
+
+        The hooks of the called module and of its submodules on other ranks are compared with those
+        at the begin of the step. Hooks of modules on this rank run here and may change.
+
+        Args:
+            number: Number of the called module.
 
         Raises:
-            StepError: The owner of the module does not have the hook.
+            StepError: A hook was registered or removed.
         """
-        if self.count_hooks(number) == self._hook_counts[number]:
-            return
-        # Hugging Face's hooks are set on the owner, too (variables.py).
-        if not variables.is_hooked(self._modules[number]):
+        for submodule_number in self._find_remote_submodules(number):
+            hook_numbers = self._find_hook_numbers(submodule_number)
+            numbers_before = self._hook_numbers[submodule_number]
+            if hook_numbers == numbers_before:
+                continue
+            title = self.module_title(submodule_number)
+            if hook_numbers - numbers_before:
+                raise StepError(
+                    f"a hook was registered in a step on module {title},"
+                    " which is on another partition, where it would not run\n"
+                    "Register it before the step on all ranks, or place it with smp.set_partition."
+                )
             raise StepError(
-                f"a hook was registered in a step on module {self.module_title(number)},"
-                " which is on another partition, where it would not run\n"
-                "Register it before the step on all ranks, or place it with smp.set_partition."
+                f"a hook was removed in a step from module {title},"
+                " which is on another partition, where it would still run\n"
+                "Remove it before the step on all ranks, or place it with smp.set_partition."
             )
 
     def write(
@@ -1261,6 +1422,10 @@ class ModuleState:
 
         Submodules and parameters are set, too, but are no state of a microbatch.
 
+        If the write is refused for its order, the attribute is set nevertheless. On a thread
+        without a microbatch, and for a module outside of the model, the attribute is set without a
+        note. Containers in the value are followed from then on.
+
         Args:
             module: The module.
             name: The name of the attribute.
@@ -1268,7 +1433,10 @@ class ModuleState:
             put: Sets the attribute; None: ``nn.Module.__setattr__``.
 
         Raises:
-            StepError: It is a buffer of another rank, or another microbatch may have read it.
+            StepError: It is a buffer of another rank, and is not set; or a later microbatch may
+                have read the former value.
+            Exception: An error of ``put``, such as torch's own for a name or a value that it
+                refuses.
         """
         own = module.__dict__
         put = put or functools.partial(_torch_setattr, module, name, value)
@@ -1315,6 +1483,9 @@ class ModuleState:
 
         UNSENT if no microbatch runs on this thread, or only its copy: then the buffer itself is
         updated.
+
+        The tensor is made with zeros at the first call, and is joined to the buffer at the end of
+        the step.
         """
         run = self.current_run()
         if run is None or run.is_copy:
@@ -1325,6 +1496,9 @@ class ModuleState:
         """Put the updates of running statistics into the buffers, because a microbatch reads them.
 
         The next step is made to run its microbatches one after another.
+
+        Args:
+            slot: The buffer. All running statistics of its module are updated in place.
 
         Raises:
             StepError: Microbatches overlap, and earlier ones may update the statistics later.
@@ -1341,8 +1515,15 @@ class ModuleState:
 
         UNSENT if no microbatch runs on this thread. MISSING if the attribute was deleted.
 
+        The version of the microbatch in the slot counts the read, and keeps the value of the
+        earlier microbatch that it saw. A read that comes after a leave, of a tensor that is written
+        in place, lets the next step run its microbatches one after another. A value of another
+        context is noted as one that other ranks read.
+
         Raises:
-            StepError: A later microbatch has written in place already, or the value is not here.
+            StepError: A later microbatch has written in place already; the value is on another rank
+                and was not sent; or the value is a running statistic that overlapping microbatches
+                update.
         """
         run = self.current_run()
         if run is None:
@@ -1392,6 +1573,8 @@ class ModuleState:
 
         The attribute or container itself is not written.
 
+        A microbatch that writes to a container for the first time counts as having read it before.
+
         Args:
             slot: The state that was written.
             run: The microbatch that wrote.
@@ -1433,6 +1616,8 @@ class ModuleState:
         """Return an error if a microbatch read a value that an earlier one wrote again later.
 
         The error is not raised. None if all microbatches saw what one process would show them.
+
+        A container that was too large to be followed, and has changed, is an error, too.
         """
         for slot in (*_attribute_slots.values(), *self._container_slots.values()):
             conflict = self._find_slot_conflict(slot)
@@ -1463,9 +1648,12 @@ class ModuleState:
         """Explain an error of torch in a backward pass: name the parameter that was written in this
         step, or the container that keeps a tensor of a freed graph.
 
+        This is a context manager around the pass. Other errors than a plain RuntimeError go on
+        unchanged.
+
         Raises:
             StepError: With the explanation.
-            RuntimeError: The error itself, without an explanation.
+            RuntimeError: The error itself, if no such parameter or container is found.
         """
         try:
             yield
@@ -1509,6 +1697,8 @@ class ModuleState:
         """Return an error if a microbatch read a value that an earlier one wrote again later.
 
         The error is not raised. None if there is no such read.
+
+        Only slots with two or more microbatches, and no counters, can have a conflict.
         """
         if len(slot.versions) < 2:
             return None
@@ -1561,6 +1751,10 @@ class ModuleState:
 
         The returned writes are remembered as known by the other rank.
 
+        Before, each container that modules of several ranks hold is noted as written by the
+        microbatch, so that its content goes along. Keys that this rank has learned to be read
+        remotely are told to the other rank once.
+
         Args:
             microbatch: The microbatch.
             peer: The other rank.
@@ -1571,6 +1765,9 @@ class ModuleState:
         Returns:
             A header, and the values of its writes; `EMPTY_HEADER` and no values if the other rank
             needs none. A value that cannot be sent is UNSENT.
+
+        Raises:
+            StepError: A later microbatch has read a shared container before.
         """
         if not copy:
             self._record_shared_containers(MicrobatchRun(microbatch))
@@ -1629,6 +1826,8 @@ class ModuleState:
     def _with_names(self, key: Key, value: Any) -> Any:
         """Return a value with a name in the place of each container that the other rank has, too.
 
+        The value is copied for that, and not changed.
+
         Args:
             key: Where the value is.
             value: The value of an attribute, or the content of a container.
@@ -1647,6 +1846,8 @@ class ModuleState:
 
     def _with_own_containers(self, value: Any, key: Key) -> Any:
         """Return a value with this rank's own containers in the place of their names.
+
+        The value is copied for that, and not changed.
 
         Args:
             value: A value that came from another rank.
@@ -1673,6 +1874,8 @@ class ModuleState:
     def find_old_tensors(self, microbatch: int) -> set[int]:
         """Return the ``id()`` of the tensors that containers keep from before this step.
 
+        Nothing is changed.
+
         Args:
             microbatch: The microbatch; only containers count that it has written.
         """
@@ -1687,6 +1890,12 @@ class ModuleState:
     def _record_shared_containers(self, run: MicrobatchRun) -> None:
         """Note a write of each container that modules of several ranks hold, so that its content
         travels with the microbatch.
+
+        A container with an item that only its own microbatch can use, such as a tensor that
+        requires a gradient, is left out; so is one that is too large and never changed.
+
+        Raises:
+            StepError: A later microbatch has read the content before.
         """
         if not self._shared_keys:
             return
@@ -1705,6 +1914,11 @@ class ModuleState:
     ) -> None:
         """Take over the writes of another rank: write them to this rank's modules, and note them.
 
+        The writes are remembered as known by the other rank. Values of attributes are set, and
+        containers get the content that came. Keys that other ranks read, and late writes of other
+        ranks, are noted for the next step. A value of another kind than this rank's object is
+        dropped, with a warning in the log, once for each place.
+
         Args:
             run: The microbatch that came.
             header: Describes the writes.
@@ -1712,7 +1926,9 @@ class ModuleState:
             peer: The other rank.
 
         Raises:
-            StepError: A value cannot be sent, or another microbatch may have read it before.
+            StepError: A value cannot be sent; another microbatch may have read it before; a
+                container is not on this rank; or two microbatches wrote different values for one
+                key.
         """
         self._remotely_read_keys.update(header.remote_reads)
         if header.late:
@@ -1773,6 +1989,9 @@ class ModuleState:
             key: Where the attribute is.
             value: The value, or a mark.
             stamp: Names the write.
+
+        Raises:
+            StepError: A later microbatch has read the value before.
         """
         module, name = self._modules[key[0]], key[1]
         slot = self.find_slot(module, name)
@@ -1789,6 +2008,9 @@ class ModuleState:
         """Warn once that ranks hold objects of different kinds in the same place.
 
         save_pretrained of transformers, for example, writes to the objects of one rank.
+
+        Args:
+            key: Where the object is. The place is remembered, and not warned of again.
         """
         if key not in self._warned_keys:
             self._warned_keys.add(key)
@@ -1809,6 +2031,8 @@ class ModuleState:
 
         A call back to this rank may have brought copies. A write with the same stamp as before is
         such a copy: attributes and containers get the object from before the call again.
+
+        The writes and the slots get the former objects, too.
 
         Args:
             run: The microbatch.
@@ -1840,6 +2064,9 @@ class ModuleState:
     ) -> set[int]:
         """Return the ``id()`` of the tensors that came from another rank and were not read since.
 
+        Only attributes that the microbatch itself wrote can be found: reads of a container are not
+        observed, so its tensors count as read.
+
         Args:
             run: The microbatch.
             header: Describes the state that came.
@@ -1865,9 +2092,21 @@ class ModuleState:
         return unread
 
     def find_lent_items(self, result: Any) -> tuple[int, ...]:
-        """Return the numbers of the tensors and containers in a result that modules keep.
+        """Return which tensors and containers of a result a module keeps, so that a write of the
+        caller would have to change the module.
 
         An item is numbered by its position in `_find_tensors_and_containers` of the result.
+
+        They are buffers of this rank, and containers that a module held at the begin of the step or
+        got in it. The caller on another rank gets copies: it must not write to these
+        (`watch_lent_items`). Nothing is changed.
+
+        Args:
+            result: What the module returned.
+
+        Returns:
+            Their positions, from 0, in `_find_tensors_and_containers` of the result. A result that
+            is a single tensor has position 0. An empty tuple if no module keeps a part.
         """
         if isinstance(result, torch.Tensor):
             return (0,) if id(result) in self._buffer_ids else ()
@@ -1878,7 +2117,10 @@ class ModuleState:
         return tuple(numbers)
 
     def watch_lent_items(self, result: Any, numbers: Sequence[int], title: str) -> None:
-        """Follow the parts of a result that its module keeps: `leave` refuses writes to them.
+        """Record the parts of a result that its module keeps: `leave` refuses writes of the caller
+        to them.
+
+        A copy of the content or version of each part is kept until the step ends.
 
         Args:
             result: The result of a remote call.
@@ -1895,6 +2137,9 @@ class ModuleState:
         self, run: MicrobatchRun, header: StateHeader, values: Sequence[Any], unread: set[int]
     ) -> None:
         """Note which of the values that were sent to another rank were read there.
+
+        A read value is marked as fetched in the version of the microbatch: then it may be sent in
+        later steps.
 
         Args:
             run: The microbatch.
@@ -1917,6 +2162,9 @@ class ModuleState:
 
         So do writes to buffers, and to containers that were made in this step: the latter travel
         within the attribute that holds them.
+
+        Args:
+            key: Where the state is.
         """
         if len(key) > 2:
             return bool(key[2] == _MADE_IN_STEP)
@@ -1926,6 +2174,12 @@ class ModuleState:
         """Return the module of an attribute, or the container of a key with three or more items.
 
         None if this rank has no container in this place.
+
+        A leaf is returned within `containers.LeafValues`, which can be assigned to as a container
+        can.
+
+        Args:
+            key: Where the state is.
         """
         module = self._modules[key[0]]
         if len(key) == 2:
@@ -1949,6 +2203,9 @@ class ModuleState:
         Objects of modules of other ranks are followed, too, because a write would stay on this
         rank. Each object comes once, with its present state. A warning is logged for an array that
         is too large.
+
+        Yields:
+            Leaves with their present state, after all modules were searched.
         """
         leaves: dict[int, _Leaf] = {}
         weights: set[int] = set()
@@ -1985,7 +2242,10 @@ class ModuleState:
             yield leaf
 
     def _warn_of_size(self, leaf: _Leaf) -> None:
-        """Warn once of an array that is too large for its values to be compared."""
+        """Warn once of an array that is too large for its values to be compared.
+
+        The warning goes to the log. The place is remembered, and not warned of again.
+        """
         place = leaf.key[:2]
         if not containers.is_buffer(leaf.value) or place in self._warned_arrays:
             return
@@ -2007,6 +2267,10 @@ class ModuleState:
         """Yield the containers that modules hold, each once, with the key of its first place.
 
         The keys of containers that modules of several ranks hold are added to the shared keys.
+
+        Yields:
+            (key, container). The key is (number of a module, name of the attribute, number of the
+            container in it).
         """
         first_holders: dict[int, tuple[int, Key]] = {}  # by id(): owner and key
         for number, module in enumerate(self._modules):
@@ -2085,6 +2349,8 @@ class _Leaf:
 
         A tensor that only its owner has in an attribute travels as this attribute. A buffer stays
         on its rank. A tensor that requires a gradient cannot travel.
+
+        Nothing is changed.
         """
         if isinstance(self.value, nn.Parameter | itertools.count | types.GeneratorType):
             return False
@@ -2100,6 +2366,10 @@ class _Leaf:
 
         If the object was not written since the last comparison, this is the same state object.
         Otherwise it is the new version of a tensor, or what `containers.read_state` returns.
+
+        Nothing is stored: the caller sets `state`. Of a tensor that is too large to be compared,
+        above 256 KiB for a parameter, only torch's count of writes tells, and of such an array
+        nothing.
         """
         if isinstance(self.value, torch.Tensor) and not self.compares_values:
             version = None if self.value.is_inference() else self.value._version  # noqa: SLF001
@@ -2119,6 +2389,8 @@ def _item_at(items: Iterator[Any], index: int) -> Any:
 def _map_value(function: Callable[[Any], Any], key: Key, value: Any) -> Any:
     """Return the value of an attribute, or the content of a container, with a function applied.
 
+    The value itself is not changed.
+
     Args:
         function: Gets the value of an attribute, a mark, or each item of a content, and returns
             what takes its place.
@@ -2133,7 +2405,11 @@ def _map_value(function: Callable[[Any], Any], key: Key, value: Any) -> Any:
 
 
 def _is_outdated(slot: _Slot, run: MicrobatchRun, version: _Version) -> bool:
-    """Return whether an earlier microbatch has written since a microbatch read.
+    """Return whether an earlier microbatch has written, since a microbatch read, a value that
+    differs.
+
+    For a tensor that is written in place any later write counts. A container counts if an object in
+    the content of the microbatch is new in the one that it had read.
 
     Args:
         slot: The state.
@@ -2175,6 +2451,8 @@ def _find_roots(module: nn.Module, global_state: GlobalState) -> Iterator[tuple[
     """Yield the objects that a search for containers begins with: (name, object).
 
     They are the attributes of the module, global state that its code names, and state of its hooks.
+
+    Nothing is changed. Plain values are left out, because they cannot be written in place.
 
     Args:
         module: The module.
@@ -2224,6 +2502,8 @@ def _stored_value(module: nn.Module, name: str) -> Any:
 def _store(module: nn.Module, name: str, value: Any) -> None:
     """Set an attribute or buffer, without a note of the write.
 
+    torch's checks of names and values are left out.
+
     Args:
         module: The module.
         name: Name of the attribute or buffer.
@@ -2243,6 +2523,8 @@ def _are_equal(one: Any, other: Any) -> bool:
 
     False for different objects with a meaning of equality of their own, and for tensors that
     require a gradient.
+
+    A comparison of tensors on a GPU waits for the GPU.
     """
     if one is other:
         return True
@@ -2264,6 +2546,8 @@ def _with_old_objects(before: Any, now: Any) -> Any:
     ones.
 
     The caller compares contents by the identity of their items.
+
+    Neither content is changed. A content of another kind than the present one is returned itself.
 
     Args:
         before: The content of the container on this rank.
@@ -2340,6 +2624,8 @@ def _comparable_items(content: Any) -> list[Any]:
     """Return the items of a content that another microbatch could read, in a form in which two
     contents can be compared.
 
+    The content is not changed.
+
     Returns:
         For each item (key, class, value); objects have their ``id()`` as value. Tensors that
         require a gradient, and values with such a tensor, are left out.
@@ -2363,6 +2649,8 @@ def _only_adds_keys(before: Any, now: Any) -> bool:
 
     A memo of computed values is such a dictionary. A new number may be the start of a count, which
     depends on the order of the microbatches.
+
+    True also for an unchanged dictionary.
 
     Args:
         before: The content before the write.
@@ -2415,6 +2703,8 @@ def _is_made_from(value: Any, before: Any, initial_content: Any) -> bool:
     Then it has an object that was new in the other one. Plain values do not count, because equal
     ones may be the same object.
 
+    A content without such an object may still depend on the other one: plain values do not tell.
+
     Args:
         value: The content.
         before: The content that it may have been made from.
@@ -2437,6 +2727,9 @@ def _sum_of_writes(initial_content: Any, writers: Sequence[tuple[Any, Any]]) -> 
         initial_content: The content before the step: a list or a dictionary.
         writers: For each microbatch, in order, (its last content, the content that it had read).
             At least one.
+
+    Returns:
+        A new list or dictionary; the last content itself, if a list was not only appended to.
     """
     last = writers[-1][0]
     if isinstance(last, list):
@@ -2466,7 +2759,8 @@ def _sum_of_writes(initial_content: Any, writers: Sequence[tuple[Any, Any]]) -> 
 
 
 def _has_new_object(slot: _Slot, value: Any) -> bool:
-    """Return whether a variable, or an attribute of a class, got an object in this step.
+    """Return whether a Python module's variable, or an attribute of a class, got an object in this
+    step.
 
     Other ranks do not have this object, and it cannot be sent.
 
@@ -2489,7 +2783,11 @@ def _has_differentiable_tensor(value: Any) -> bool:
 
 
 def _is_sendable(value: Any) -> bool:
-    """Return whether a value can be sent to another rank: plain, a mark, a tensor, or pickled."""
+    """Return whether a value can be sent to another rank: plain, a mark, a tensor, or one that
+    pickle takes.
+
+    Other values are pickled for that, which calls their ``__reduce_ex__``.
+    """
     if isinstance(value, (*_PLAIN_CLASSES, _Mark)):
         return True
     if type(value) in (torch.Tensor, nn.Parameter):

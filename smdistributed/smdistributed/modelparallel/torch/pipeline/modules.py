@@ -53,6 +53,9 @@ class Modules:
             root: The wrapped module.
             owner: Name of a module -> the rank that owns it.
             rank: This rank in the pipeline.
+
+        Raises:
+            KeyError: A module of the root has no owner.
         """
         named = list(root.named_modules())
         self.root, self.rank = root, rank
@@ -95,6 +98,9 @@ class Modules:
 
         Other modules are not changed. The former forward is kept as ``_orig_forward``.
 
+        The attribute ``forward`` of such a module is set, which no write of a microbatch is. If
+        torch.compile is loaded, the new forward is excluded from its graphs.
+
         Args:
             remote: Calls a remote module. Gets its number and the arguments.
             chain: Calls a Sequential of this rank that spans ranks, with the same arguments.
@@ -118,6 +124,9 @@ class Modules:
         """Return the segments of a Sequential; an empty tuple for any other module.
 
         A Sequential with a forward of its own is another module, too.
+
+        Returns:
+            The segments in the order of the chain. A single one if all children have one owner.
         """
         if not isinstance(module, nn.Sequential):
             return ()
@@ -134,6 +143,9 @@ class Modules:
 
     def _find_tail_calls(self) -> dict[int, tuple[nn.Module, ...]]:
         """Find the remote calls with a result that the root always returns unchanged.
+
+        The code of the modules' forward is read (tail_calls.py), and not run. A module that is used
+        twice in the tree is left out.
 
         Returns:
             As `tails`; empty on a rank that does not own the root.
@@ -199,6 +211,9 @@ def run_children(chain: nn.Module, children: Sequence[nn.Module], value: Any) ->
         chain: The Sequential.
         children: Neighbours in it.
         value: The argument of the first one.
+
+    Raises:
+        Exception: An error of a child.
     """
     replaced = chain.__dict__.get("_smp_run_children")
     if replaced is not None:

@@ -56,12 +56,19 @@ class Model:
         The owner runs the module. On other ranks the result comes from the owner, and other
         contexts run meanwhile.
 
+        The count of the context's model calls is raised. The owner sends the outputs to all other
+        ranks, without the values of caches in training (caches.py). State that came with the
+        outputs is written to this rank's modules.
+
         Args:
             args: Positional arguments.
             kwargs: Named arguments.
 
         Raises:
-            StepError: The model returned something else than its tail call, or the step failed.
+            StepError: The thread runs no step, the model returned something else than its tail
+                call, the outputs cannot be sent, or the step failed.
+            PeerError: The connection with a rank is lost.
+            Exception: An error of the model.
         """
         pipeline = self.pipeline
         context = pipeline.context()
@@ -95,10 +102,17 @@ class Model:
     def _send(self, context: Context, number: int, outputs: Any) -> None:
         """Send the outputs of a model call to all other ranks.
 
+        A tensor that the receiver has computed itself is named by its call, and not sent. The state
+        that the microbatch has written goes along, and is remembered as known there.
+
         Args:
             context: The context that called the model.
             number: Number of the model call within the microbatch.
             outputs: The outputs.
+
+        Raises:
+            PeerError: The connection with a rank is lost.
+            StepError: The outputs cannot be pickled, or have a nested or sparse tensor.
         """
         pipeline = self.pipeline
         plain_value, output_tensors = flatten(outputs)
@@ -148,9 +162,18 @@ class Model:
         The root's owner runs it, and the other ranks serve it. On these ranks the outputs are
         copies, and this call does nothing; but after a tail call the last owner starts at once.
 
+        Gradients of parameters are added to. On the owner the context waits first, under the
+        schedule 'simple', for the forward passes of all microbatches. A pass is added to
+        `pipeline.order` there.
+
         Args:
             tensors: The loss, or several tensors.
             grads: For each tensor its gradient, or None.
+
+        Raises:
+            StepError: The thread runs no step, the step failed meanwhile, or torch refused the pass
+                for a parameter or container that the step has written.
+            RuntimeError: torch refused the pass for another reason.
         """
         pipeline = self.pipeline
         context = pipeline.context()
@@ -186,6 +209,9 @@ class Model:
 
         Args:
             microbatch: Number of the microbatch.
+
+        Raises:
+            PeerError: The connection with the root's owner is lost.
         """
         pipeline = self.pipeline
         self.server.results.pop(microbatch, None)
@@ -205,9 +231,19 @@ class Model:
         Tensors that require a gradient become leaves of this rank's graph. State that came along is
         written to this rank's modules.
 
+        After a tail call of this rank the leaves are kept, for the backward that this rank starts
+        itself.
+
         Args:
             message: The outputs without tensors.
             received: The tensors that were sent along.
+
+        Returns:
+            The result of the model. Its tensors that require a gradient are copies which are no
+            leaves, so that the script may write to them.
+
+        Raises:
+            StepError: State cannot be taken over, see `ModuleState.unpack`.
         """
         next_received = iter(received)
         outputs: list[torch.Tensor] = []

@@ -46,7 +46,10 @@ _thread = _ThreadState()
 
 @contextlib.contextmanager
 def _set_in_script(in_script: bool) -> Iterator[None]:
-    """Set within a block whether this thread runs the step function itself."""
+    """Set within a block whether this thread runs the step function itself.
+
+    The switch is of this thread, and has its former value after the block.
+    """
     before = _thread.in_script
     _thread.in_script = in_script
     try:
@@ -71,10 +74,15 @@ def inside() -> contextlib.AbstractContextManager[None]:
 
 @functools.wraps(_torch_backward)
 def _backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-    """Run ``torch.autograd.backward``, which this function replaces; in a step function check it.
+    """Run ``torch.autograd.backward``, which this function replaces in the whole process; check it
+    in a step function.
+
+    An iterator among the arguments is read into a list. Gradients are added to as torch does.
 
     Raises:
         StepError: The step function itself calls, and adds to gradients of the model.
+        TypeError: The arguments are not those of torch's function.
+        RuntimeError: torch refused the pass.
     """
     if not _thread.in_script:
         _torch_backward(tensors, *args, **kwargs)
@@ -97,6 +105,8 @@ def _as_list(tensors: Any) -> list[Any]:
     """Return the tensors, or edges of the graph, of an argument of torch's backward as a list.
 
     torch takes a single one, a sequence, or the values of a mapping.
+
+    An iterator is used up.
     """
     if isinstance(tensors, torch.Tensor | GradientEdge):
         return [tensors]
@@ -107,6 +117,9 @@ def _as_list(tensors: Any) -> list[Any]:
 
 def _check_backward(roots: Sequence[Any], inputs: Sequence[Any] | None) -> None:
     """Refuse a backward pass with other gradients than ``model.backward`` would give.
+
+    Nothing is refused without a wrapped model, for one that does not change its gradients, and
+    within a ``torch.autograd.Function`` of the script.
 
     Args:
         roots: The tensors, or edges of the graph, that the pass begins at.
@@ -139,7 +152,10 @@ def _leaf_of(value: Any) -> Any:
 
 
 def _leads_to(model: Any, roots: Sequence[Any]) -> bool:
-    """Return whether a backward pass adds to a gradient of the model, on any rank.
+    """Return whether a backward pass adds to a gradient of the model, on this rank or another one.
+
+    The graph is walked, and not run. A node of a remote call, of a copy of the model's outputs or
+    of FSDP counts as leading to the model.
 
     Args:
         model: The wrapped model.
@@ -178,6 +194,8 @@ def _in_function() -> bool:
     """Return whether a ``torch.autograd.Function`` of the script runs, forward or backward.
 
     Gradients that such a function returns are divided later, with those of the model.
+
+    The frames of the stack are walked.
     """
     apply_codes = {
         torch.autograd.Function.apply.__code__,
@@ -196,6 +214,8 @@ def check_optimizer(optimizer: Any, *_: Any) -> None:
     """Refuse a step of an optimizer of the model before the step function has ended.
 
     torch calls this before each step of any optimizer.
+
+    Nothing is refused outside of a step function, and with one microbatch on a single rank.
 
     Args:
         optimizer: The optimizer. One without a parameter of the model is not refused.

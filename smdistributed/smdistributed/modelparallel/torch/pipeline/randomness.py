@@ -64,7 +64,10 @@ def _of_torch() -> list[_Generator]:
 
 
 def _of_others() -> dict[str, _Generator]:
-    """Return Python's generator, and numpy's if numpy is loaded, by the names of the packages."""
+    """Return Python's generator, and numpy's if numpy is loaded, by the names of the packages.
+
+    numpy is not imported for that. Its generator takes the seed modulo 2**32.
+    """
     generators = {"random": _Generator(random.seed, random.getstate, random.setstate)}
     numpy: Any = sys.modules.get("numpy.random")
     if numpy is not None:
@@ -76,6 +79,8 @@ def _of_others() -> dict[str, _Generator]:
 
 def _comparable_state(name: str, generator: _Generator) -> Any:
     """Return the state of a generator in a form in which two states can be compared by ``==``.
+
+    The generator is not moved on.
 
     Args:
         name: Name of the package, "random" or "numpy".
@@ -96,6 +101,9 @@ class Streams:
     """
 
     def __init__(self, drawn: Iterable[str] = ()) -> None:
+        """Draw the seed of the step from torch's CPU generator, and note the states of the
+        generators that are not reset.
+        """
         self._seed = draw()
         self._generators = _of_torch()
         others = _of_others()
@@ -107,6 +115,8 @@ class Streams:
 
     def start(self, number: int) -> None:
         """Start the stream of a place: set all generators from the seed of the step.
+
+        Also torch's generator of this rank's GPU, if CUDA is initialized.
 
         Args:
             number: The place, as `place` returns it.
@@ -120,7 +130,12 @@ class Streams:
         return [generator.get() for generator in self._generators]
 
     def resume(self, states: Sequence[Any]) -> None:
-        """Continue a stream from the states that `stop` returned."""
+        """Continue a stream from the states that `stop` returned.
+
+        Args:
+            states: States of the generators, in the order of `stop`. They are set in the whole
+                process.
+        """
         for generator, state in zip(self._generators, states, strict=True):
             generator.set(state)
 

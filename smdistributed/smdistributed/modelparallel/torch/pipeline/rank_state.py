@@ -64,6 +64,8 @@ class PipelineRank:
     def context(self) -> Context:
         """Return the context that this thread runs.
 
+        Other threads of the script, such as those of a data loader, run none.
+
         Raises:
             StepError: The thread runs no context.
         """
@@ -85,6 +87,8 @@ class PipelineRank:
 
         A message to this rank goes into the own inbox, with detached tensors.
 
+        The call returns when the operating system has taken the message.
+
         Args:
             peer: Rank in the pipeline.
             message: A message of messages.py.
@@ -93,7 +97,8 @@ class PipelineRank:
 
         Raises:
             PeerError: The connection with the rank is lost.
-            StepError: The message cannot be pickled.
+            StepError: The message cannot be pickled, or a tensor is nested, sparse or on the device
+                meta.
         """
         link = self._transport
         try:

@@ -46,9 +46,15 @@ class Recomputation(NamedTuple):
 
         Each group runs again as a whole in the backward pass.
 
+        As `run`, with the same effects. The group size is that of `group`; None takes all
+        neighbours as one group.
+
         Args:
             children: The modules.
             x: The argument of the first one.
+
+        Raises:
+            Exception: An error of a module.
         """
         size = self.group or len(children)
         for start in range(0, len(children), size):
@@ -70,14 +76,22 @@ def run(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> Any:
-    """Call a function that runs again in the backward pass, in the thread of that pass, and return
-    its result. Outside of training the function runs once.
+    """Call a function without keeping its activations, and return its result: it runs again in the
+    backward pass, in the thread of that pass.
+
+    This is torch.utils.checkpoint.checkpoint without reentrance. Named arguments for a cache of
+    Hugging Face are set to False or None, if they are given and gradients are recorded. With
+    ``recomputation.offload`` the kept inputs wait in pinned host memory, if one is on a GPU.
 
     Args:
         recomputation: The options.
         function: The function. It must not call a module of another partition.
         args: Arguments. Tensors in them, also nested ones, are kept for the second run.
         kwargs: Named arguments, treated in the same way.
+
+    Raises:
+        Exception: An error of the function; in the backward pass also torch's own, if the second
+            run computes other tensors.
     """
     if not torch.is_grad_enabled():
         return function(*args, **kwargs)

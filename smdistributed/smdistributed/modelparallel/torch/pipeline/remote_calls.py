@@ -53,6 +53,9 @@ class RemoteCall:
         segment: int | None,
         tail: int | None,
     ) -> None:
+        """
+        Nothing is sent.
+        """
         modules = caller.pipeline.modules
         self.caller, self.id = caller, id
         self.number, self.segment, self.tail = number, segment, tail
@@ -82,6 +85,9 @@ class RemoteCall:
         The other parts of the result are stored in this object. Other contexts of this rank run
         meanwhile.
 
+        A number is drawn from torch's CPU generator: it starts the random numbers of the call on
+        its rank.
+
         Args:
             arguments: The arguments without tensors.
             header: Describes the state that goes along, or None.
@@ -89,7 +95,9 @@ class RemoteCall:
             flags: Modes that the module runs with.
 
         Raises:
-            StepError: The step failed meanwhile, or the arguments cannot be sent.
+            StepError: The step failed meanwhile, or the arguments cannot be sent: an object that
+                cannot be pickled, or a tensor that is nested, sparse or on the device meta.
+            PeerError: The connection with the rank of the module is lost.
         """
         pipeline = self.caller.pipeline
         context = pipeline.context()
@@ -128,6 +136,10 @@ class RemoteCall:
 
         After a tail call the last owner has the loss, too, and starts by itself.
 
+        Other contexts of this rank run meanwhile. With ``mode.keeps`` unset the call takes no
+        further pass. The gradients of a tail call are kept until its last owner has started, see
+        `Caller.keep_gradients`.
+
         Args:
             grads: For each tensor of the result its gradient, or None.
             mode: The effects of the pass.
@@ -136,7 +148,9 @@ class RemoteCall:
             For each tensor of the arguments its gradient, or None.
 
         Raises:
-            StepError: An earlier pass through this call has freed the graph.
+            StepError: An earlier pass through this call has freed the graph, the gradients cannot
+                be sent, or the step failed meanwhile.
+            PeerError: The connection with the last owner is lost.
         """
         if self.has_requested_backward:
             raise StepError(
@@ -157,11 +171,15 @@ class RemoteCall:
     def request_backward(
         self, grads: list[torch.Tensor | None], mode: BackwardMode | None = None
     ) -> None:
-        """Send the gradients of the result to the last owner.
+        """Send the gradients of the result to the last owner, and do not wait.
 
         Args:
             grads: For each tensor of the result its gradient, or None.
             mode: The effects of the pass; None: a plain backward pass.
+
+        Raises:
+            StepError: A gradient is nested, sparse or on the device meta.
+            PeerError: The connection with the last owner is lost.
         """
         pipeline = self.caller.pipeline
         microbatch = 0
@@ -183,7 +201,7 @@ PyTorch 2.4 cannot tell; a second pass over a call is an error there.
 
 
 def _check_transforms(title: str) -> None:
-    """Refuse a remote call within a transform of torch.func.
+    """Refuse a remote call within a transform of torch.func, such as vmap or grad.
 
     Args:
         title: Words for the module.
@@ -215,6 +233,9 @@ class _RemoteFunction(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         """Return the results, which have come from the other rank already.
 
+        The results that need no gradient are marked so for autograd. Gradients that are missing
+        stay None in the backward, and are not filled with zeros.
+
         Args:
             ctx: Keeps the call for the backward.
             call: The remote call.
@@ -233,12 +254,18 @@ class _RemoteFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
-        """Run the backward on the other ranks, and return a gradient for each argument.
+        """Run the backward on the other ranks, and return a gradient for each argument of the
+        forward.
 
         The first three are None: they belong to no tensor of the arguments.
 
+        If no result has a gradient, nothing is sent, and all are None. A pass of
+        torch.autograd.grad adds to no parameter's gradient on the other ranks.
+
         Raises:
-            StepError: The gradients themselves need a graph, or a transform of torch.func runs.
+            StepError: The gradients themselves need a graph, a transform of torch.func runs, an
+                earlier pass has freed the graph, or the step failed meanwhile.
+            PeerError: The connection with the last owner is lost.
         """
         call: RemoteCall = ctx.call
         if torch.is_grad_enabled():
@@ -286,10 +313,16 @@ class Caller:
     def call_module(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a remote module, and return its result.
 
+        As `_call_module`, which has the effects and errors.
+
         Args:
             number: Number of the module.
             args: Positional arguments.
             kwargs: Named arguments.
+
+        Raises:
+            StepError: The call could not work as a local one, or the step failed meanwhile.
+            PeerError: The connection with the rank of the module is lost.
         """
         return self._call_module(number, args, kwargs, None)
 
@@ -305,6 +338,9 @@ class Caller:
 
         Raises:
             TypeError: Other arguments than a single positional one.
+            StepError: The call could not work as a local one, or the step failed meanwhile.
+            PeerError: The connection with the rank of a segment is lost.
+            Exception: An error of a module of this rank.
         """
         if kwargs or len(args) != 1:
             raise TypeError(f"{self.pipeline.modules.title(number)} takes one argument")
@@ -324,6 +360,11 @@ class Caller:
         Writes of the module to its arguments, to attributes and to context variables are repeated
         on this rank.
 
+        The result is a node of this rank's autograd graph, if gradients are recorded. Caches among
+        the arguments are marked (`trim_caches`). What the module returned and keeps is watched, so
+        that a write to it is refused. The context keeps the result of a tail call, and of the
+        root's own calls weak references to the tensors.
+
         Args:
             number: Number of the module.
             args: Positional arguments.
@@ -331,7 +372,9 @@ class Caller:
             segment: First segment of the chain that runs; None for a whole module.
 
         Raises:
-            StepError: The call could not work as a local one, or the step failed meanwhile.
+            StepError: The call could not work as a local one: a scope, a changed hook, an argument
+                or a state that the other rank cannot have. Or the step failed meanwhile.
+            PeerError: The connection with the rank of the module is lost.
         """
         pipeline = self.pipeline
         self._check_call(number, [*args, *kwargs.values()])
@@ -341,8 +384,7 @@ class Caller:
         module_state, microbatch = pipeline.scheduler.module_state, context.microbatch
         run = MicrobatchRun(microbatch)
         module_state.leave(run)
-        if segment is None:
-            module_state.check_hooks(number)
+        module_state.check_hooks(number)
 
         # The arguments, with the state that the microbatch has written so far.
         state_header, written = module_state.pack(microbatch, call.first)
@@ -398,13 +440,17 @@ class Caller:
     def _check_call(self, number: int, values: list[Any]) -> None:
         """Refuse a call of a remote module that could not work as a local one.
 
+        Hooks for saved tensors are called once with a copy of an argument, to find out what they
+        do.
+
         Args:
             number: Number of the module.
             values: The arguments.
 
         Raises:
             StepError: No step runs in this thread, or a transform, a mode or a hook of this thread
-                would have no effect on another rank, or another tail call was made before.
+                would have no effect on another rank, or another tail call was made before in this
+                call of the model.
         """
         pipeline = self.pipeline
         title = pipeline.modules.title(number)
@@ -439,6 +485,9 @@ class Caller:
             call: The remote call, which has ended.
             tensors: The tensors of the arguments, with the state that went along.
             microbatch: The microbatch that called.
+
+        Returns:
+            The same list if all tensors stay, else a new one with detached tensors.
         """
         header = call.header
         if header is None:
@@ -461,6 +510,9 @@ class Caller:
 
         None if that is not certain. A hook on the way may change the result, for example.
 
+        Such a call is a tail call: its last owner sends the outputs of the model to all ranks by
+        itself.
+
         Args:
             context: The context that calls.
             number: Number of the called module.
@@ -480,6 +532,10 @@ class Caller:
         """Keep the gradients of a tail call, in case its last owner does not start by itself.
 
         If the owner has said so already, the backward is requested at once.
+
+        Raises:
+            PeerError: The connection with the last owner is lost.
+            StepError: A gradient cannot be sent.
         """
         if call.id in self._not_started_calls:
             call.request_backward(grads)
@@ -494,6 +550,10 @@ class Caller:
         """Request the backward of a tail call that its last owner has not started.
 
         If this rank's own pass has not come to the call yet, the request follows then.
+
+        Raises:
+            PeerError: The connection with the last owner is lost.
+            StepError: A gradient cannot be sent.
         """
         expected = self._kept_gradients.pop(id, None)
         if expected is None:

@@ -38,6 +38,8 @@ Instance normalization is not in the set, because it does not count its batches.
 def is_update(code: Any, module: nn.Module) -> bool:
     """Return whether code that takes a buffer of a module only updates it.
 
+    A module without a momentum, or in evaluation, does not update by this code. Nothing is changed.
+
     Args:
         code: The code object that takes the buffer.
         module: The module.
@@ -77,6 +79,9 @@ class RunningStatistics:
             module: A module of batch normalization.
             name: Name of the buffer, one of `BUFFERS`.
             microbatch: Number of the microbatch.
+
+        Raises:
+            KeyError: The module has no buffer of that name.
         """
         assert isinstance(module, _Norm)
         by_microbatch = self._waiting.setdefault(module, {})
@@ -97,7 +102,11 @@ class RunningStatistics:
 
     @torch.no_grad()
     def settle(self, module: nn.Module) -> None:
-        """Put the updates of a module into its buffers, in the order of the microbatches."""
+        """Put the updates of a module into its buffers, in the order of the microbatches.
+
+        The buffers are written in place. The updates are dropped with that; without any nothing is
+        changed.
+        """
         by_microbatch = self._waiting.pop(module, {})
         for number in sorted(by_microbatch):
             updates = by_microbatch[number]

@@ -52,6 +52,8 @@ class Runtime:
     def __init__(self, cfg: Config, transport: Transport, peers: Transport | None = None) -> None:
         """Make the runtime of a rank.
 
+        No message is sent and no thread started.
+
         Args:
             cfg: The configuration.
             transport: The link with the other ranks of the pipeline.
@@ -83,9 +85,15 @@ class Runtime:
     def install(self, root: nn.Module, owner: Mapping[str, int]) -> None:
         """Place the modules: replace the forward of each module at which work leaves this rank.
 
+        The code of the modules is read, to find state and random generators that it names. Modules
+        on this rank alone are not changed.
+
         Args:
             root: The wrapped module.
             owner: Name of a module -> the rank in the pipeline that owns the module.
+
+        Raises:
+            KeyError: A module of the root has no owner.
         """
         self.pipeline.modules = Modules(root, owner, self.pipeline.rank)
         self.pipeline.modules.bind(self.calls.call_module, self.calls.call_chain)
@@ -99,6 +107,10 @@ class Runtime:
     def run_step(self, callables: Sequence[Callable[[], Any]], function: str) -> list[Any]:
         """Run a step: the step function on each microbatch, and the requests of other ranks.
 
+        Each call raises the step's number; the other ranks must call as often. Gradients,
+        attributes of modules and running statistics are written as the step function does. After an
+        error the other ranks are told, so that they end the step, too.
+
         Args:
             callables: The step function on each microbatch.
             function: Name of the step function; the other ranks must run the same one.
@@ -107,7 +119,9 @@ class Runtime:
             The results of the callables, in their order.
 
         Raises:
-            StepError: Another rank failed, or the model cannot be run.
+            StepError: Another step runs, the model cannot be run, a microbatch saw another state
+                than in one process, or a connection was lost.
+            PeerError: Another rank failed, or its connection was lost.
             Exception: An error of the user's code on this rank.
         """
         if self.scheduler.step is not None:
@@ -178,6 +192,11 @@ class Runtime:
         Args:
             microbatch: Number of the microbatch.
             body: The step function on this microbatch.
+
+        Returns:
+            A function without arguments that returns the result. It raises StepError for a gradient
+            that the step function takes on a rank with copies of the outputs alone, and other
+            errors of the step function unchanged.
         """
 
         def run() -> Any:
@@ -218,6 +237,9 @@ class Runtime:
 
         Args:
             item: The link, the rank of the sender in it, the message, its tensors.
+
+        Raises:
+            PeerError: The connection with a rank that gets a message in turn is lost.
         """
         link, peer, message, tensors = item
         if isinstance(message, PeerLost):
@@ -278,6 +300,8 @@ class Runtime:
 
         They also learn whether the microbatches of the function's next step must run one after
         another. Only the root's owner, and the leader of tensor-parallel peers, send a message.
+
+        A peer with a lost connection is skipped. The decision is stored in `ModuleState.agreed`.
         """
         if not self._role.leads:
             return
@@ -298,6 +322,8 @@ class Runtime:
         """Tell the other ranks that the step failed.
 
         The failure of another rank is passed on to the ranks of the other link.
+
+        A peer with a lost connection is skipped.
 
         Args:
             error: The error.

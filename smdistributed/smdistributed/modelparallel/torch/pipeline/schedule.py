@@ -27,6 +27,8 @@ def print_schedule(
     of equal length. In a job passes have different lengths, and the same rules choose among the
     passes that are ready. ``smp.init`` is not needed.
 
+    The lines go to standard output. No process group and no model is needed.
+
     Args:
         partitions: The pipeline parallel degree.
         microbatches: Microbatches of a step.
@@ -50,6 +52,8 @@ def print_schedule(
 def _print_row(head: str, cells: Iterable[str], width: int) -> None:
     """Print one line of the table.
 
+    It goes to standard output.
+
     Args:
         head: The first column.
         cells: The other columns.
@@ -72,6 +76,9 @@ def actions(
     Returns:
         For each rank a list with an item for each unit of time: a pass such as ``"1F0"``, or ``""``
         if the rank waits.
+
+    Raises:
+        SMPConfigError: A number is below 1, or the name of the schedule is unknown.
     """
     numbers = [partitions, microbatches]
     if active_microbatches is not None:

@@ -183,6 +183,8 @@ class Scheduler:
     ) -> None:
         """Make the scheduler of a rank.
 
+        No thread is started yet.
+
         Args:
             inbox: Messages of the other ranks.
             dispatch: Handles a message.
@@ -207,6 +209,9 @@ class Scheduler:
     def wait(self, key: Key, kind: str) -> Any:
         """Wait for an answer of another rank, and run other contexts meanwhile.
 
+        This thread's random numbers and the modules' state are those of the context again when the
+        call returns. A message that arrives meanwhile is handled here.
+
         Args:
             key: Names the answer: ("R", call) for a result, ("B", call) for gradients, ("O",
                 microbatch, model call) for outputs of the model.
@@ -216,7 +221,8 @@ class Scheduler:
             The answer.
 
         Raises:
-            StepError: The step failed meanwhile.
+            StepError: The step failed meanwhile, or a write of the microbatch comes too late for
+                another one (`ModuleState.leave`).
         """
         step, context = self._present_step(), self._present_context()
         if key in step.answers:
@@ -236,8 +242,11 @@ class Scheduler:
 
         Under 'interleaved' the context goes on at once.
 
+        Other contexts of this rank run meanwhile.
+
         Raises:
-            StepError: The step failed meanwhile.
+            StepError: The step failed meanwhile, or a write of the microbatch comes too late for
+                another one.
         """
         step, context = self._present_step(), self._present_context()
         if not step.may_run_backwards:
@@ -249,6 +258,8 @@ class Scheduler:
 
     def answer(self, key: Key, value: Any) -> None:
         """Store an answer, and make the context that waits for this answer ready.
+
+        An answer that no context waits for yet stays in `step.answers` until `wait` takes it.
 
         Args:
             key: Names the answer, as for `wait`.
@@ -315,7 +326,12 @@ class Scheduler:
     # --- the step ---------------------------------------------------------------------------------
 
     def run(self, step: Step) -> None:
-        """Run a step to its end. An error is stored in `step.error`, and not raised."""
+        """Run a step to its end. An error is stored in `step.error`, and not raised.
+
+        The present thread is the main one of the step, and runs contexts; threads of the pool run
+        those that need a stack of their own. The results are in `step.results`. The generators of
+        random numbers have the script's own state again afterwards.
+        """
         self.step = step
         step.caller_thread.started = self.variables.begin(step.caller_thread.variables)
         self._main.ident = threading.get_ident()
@@ -358,6 +374,8 @@ class Scheduler:
 
         Returns on the main thread when the step ends, on a pooled thread when the pool is closed.
 
+        Before this thread sleeps, the one that goes on is woken.
+
         Args:
             runner: The present thread. Its `task`, if any, runs first.
         """
@@ -388,11 +406,15 @@ class Scheduler:
     def _run_others_until_ready(self, mine: Context) -> None:
         """Run other work while a context is blocked; return when the context may go on.
 
+        If the work is on another thread, this thread sleeps. The random numbers and the modules'
+        state of the context are put back before the return.
+
         Args:
             mine: The context of this thread.
 
         Raises:
-            StepError: The step failed meanwhile.
+            StepError: The step failed meanwhile, or a write of the microbatch comes too late for
+                another one.
         """
         step, runner = self._present_step(), mine.runner
         assert runner is not None
@@ -434,6 +456,8 @@ class Scheduler:
     def _resume_context(self, step: Step, context: Context, stream: list[Any]) -> None:
         """Restore the random numbers and the modules' state of a context that goes on.
 
+        Containers of modules get the contents that the microbatch sees.
+
         Args:
             step: The present step.
             context: The context.
@@ -471,6 +495,10 @@ class Scheduler:
         """Run a context from its start to its end on the present thread.
 
         An error of the context ends the step, and is not raised.
+
+        The generators of random numbers start at the context's own seed. The modules get the
+        contents that its microbatch sees, and writes are noted at the end, also after an error.
+        `current` is the context while it runs.
 
         Args:
             runner: The present thread.
@@ -511,6 +539,11 @@ class Scheduler:
         Args:
             context: The context.
             run: Its microbatch.
+
+        Raises:
+            StepError: A variable was not reset, and a later microbatch may have begun without the
+                value.
+            Exception: An error of the body: of the step function, or of a served request.
         """
         caller_thread = self._present_step().caller_thread
         own_variables = caller_thread.started.copy()
@@ -528,6 +561,9 @@ class Scheduler:
 
         All messages that are here are handled first. An error in that is stored, and not raised.
         None when the step is over or has failed.
+
+        The returned context is no longer among the ready ones. A microbatch that it starts is
+        counted, and the peers that follow are told.
         """
         step = self._present_step()
         inbox = self.inbox
@@ -552,8 +588,10 @@ class Scheduler:
     def _wait_for_message(self, step: Step) -> Item | None:
         """Wait for the next message, and return it; None if another microbatch may start instead.
 
+        None comes after 50 ms without a message; then `step.is_eager` is set.
+
         Raises:
-            PeerError: The connection of a peer has ended, and no message comes any more.
+            PeerError: The connection of a peer has ended, and no message has come for a second.
         """
         if self.lost is not None:
             # Its last messages may be on the way.
@@ -576,6 +614,8 @@ class Scheduler:
         """Make the held backward passes ready, once all forwards of the rank are made.
 
         Only under 'simple': under 'interleaved' none is held.
+
+        They are no longer held.
         """
         if not step.may_run_backwards and step.held_forwards + step.finished == step.size:
             step.may_run_backwards = True
@@ -587,6 +627,8 @@ class Scheduler:
         """Return whether the step is over: all microbatches have ended, and no request comes.
 
         The owner of the root module knows that by itself, and tells the other ranks.
+
+        Nothing is changed.
         """
         if step.finished < step.size or step.ready or step.picks:
             return False
@@ -596,6 +638,9 @@ class Scheduler:
         """Take the context with the highest priority, or start a microbatch, and return it.
 
         The peers that follow are told the key. None if no context may run.
+
+        Raises:
+            OSError: The connection with a peer that follows is lost.
         """
         first = step.ready[0] if step.ready else None
         if first is not None and first.context.is_blocked:
@@ -625,6 +670,9 @@ class Scheduler:
 
         A rank without the root module has nothing to do before the outputs are here. If such a
         rank starts its microbatches one at a time, they need no threads.
+
+        Returns:
+            `RETURNED` if outputs of the model are here, `START` if not; None.
         """
         in_flight = step.started - step.finished
         if step.started == step.size or in_flight >= step.limit:
@@ -639,6 +687,8 @@ class Scheduler:
         """Count the next microbatch as started, and return a context that runs it.
 
         Tensors of earlier microbatches that no other one can read any more are freed.
+
+        The context stores the result, and counts the microbatch as finished.
         """
         microbatch = step.started
         step.started += 1
@@ -667,6 +717,8 @@ class Scheduler:
         """Take the context that the leading peer has picked, and return it.
 
         None if the peer has picked none, or if the context is not ready on this rank yet.
+
+        The pick is removed from the queue with that, and a microbatch that starts is counted.
         """
         if not step.picks:
             return None

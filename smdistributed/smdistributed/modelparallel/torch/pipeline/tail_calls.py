@@ -33,6 +33,8 @@ def returned_modules(module: nn.Module) -> list[nn.Module]:
 
     In doubt a child is left out: after a decorated or replaced forward, a `try`, or a second use of
     the child's name in the class.
+
+    The source file of the class is read, and nothing is called.
     """
     kind = type(module)
     # A forward that was replaced on this module: the source of the class does not tell.
@@ -101,6 +103,8 @@ def _names_in_class(kind: type[nn.Module]) -> list[str] | None:
     """Return all names in a class and its bases, without those in `__init__`.
 
     None if the source is missing.
+
+    A name that is mentioned twice is in the list twice.
     """
     names: list[str] = []
     for base in kind.__mro__:

@@ -67,7 +67,10 @@ class ApplyFlags:
         self._entered: list[Any] = []
 
     def __enter__(self) -> None:
-        """Apply the flags to this thread. Only modes that differ are entered."""
+        """Apply the flags to this thread. Only modes that differ are entered.
+
+        A change of autocast empties torch's cache of casted parameters.
+        """
         flags, before = self.flags, capture()
         self._entered.append(torch.autograd.set_multithreading_enabled(False))
         if flags.inference != before.inference:
@@ -93,7 +96,10 @@ class ApplyFlags:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Restore the flags from before, the last one first."""
+        """Restore the flags from before, the last one first.
+
+        An error of the block is not caught.
+        """
         while self._entered:
             self._entered.pop().__exit__(kind, error, trace)
 
@@ -134,6 +140,8 @@ class CallerThread:
         """Return whether the present thread has no other hooks or modes than the caller's.
 
         Then a call of another rank may run on this thread.
+
+        Function modes are compared by number alone.
         """
         return (
             _C._len_torch_function_stack() == len(self.modes)
@@ -148,11 +156,17 @@ class CallerThread:
         Modes of torch's checkpointing and of devices are allowed, and so are hooks that return the
         tensors which autograd saved.
 
+        To find out what hooks of saved tensors do, they are called once with a copy of the largest
+        argument (`_return_saved_values`).
+
         Args:
             tensors: The arguments of the call.
 
         Returns:
             For example ``"saved_tensors_hooks"``; None if there is no such scope.
+
+        Raises:
+            Exception: An error of such a hook.
         """
         # The stack is copied only if its length differs: this runs in each remote call.
         function_modes = self.modes
@@ -210,6 +224,9 @@ def _return_saved_values(hooks: tuple[Any, Any], tensors: Sequence[torch.Tensor]
     Args:
         hooks: (pack, unpack), as of torch.autograd.graph.saved_tensors_hooks.
         tensors: The arguments of the call.
+
+    Raises:
+        Exception: An error of a hook.
     """
     floats = []
     for tensor in tensors:
@@ -228,6 +245,8 @@ def _saved_tensors_hooks() -> bool:
     """Return whether hooks for saved tensors are set on this thread.
 
     torch refuses to disable such hooks while they are set.
+
+    The setting is as before when this returns.
     """
     try:
         with disable_saved_tensors_hooks("never shown"):

@@ -26,7 +26,8 @@ _HOOKED = "_output_capturing_hooks_installed"
 
 
 def find_changed(base: contextvars.Context) -> list[tuple[tuple[str, str], Any]]:
-    """Return the names and values of the variables of this context that differ from another's.
+    """Return the names and values of the context variables of this thread that differ from another
+    context's.
 
     A variable without a name is left out, because other ranks cannot find it.
 
@@ -61,6 +62,8 @@ class LeftVariables:
 
         Values that the script has set again since then are forgotten.
 
+        The base itself is not changed.
+
         Args:
             base: The variables of the thread that calls the step.
         """
@@ -77,10 +80,15 @@ class LeftVariables:
     ) -> list[contextvars.ContextVar[Any]]:
         """Store the variables that a microbatch has set and not reset, and return them.
 
+        Variables of torch and of this library are left out, because each rank sets its own.
+
         Args:
             microbatch: The variables at the end of the microbatch.
             start: The variables that the next microbatch begins with. They are changed.
             base: The variables of the thread that calls the step.
+
+        Returns:
+            The variables that were stored; an empty list if all are as before.
         """
         left = []
         for variable, value in microbatch.items():
@@ -120,12 +128,9 @@ def collects(names: Sequence[tuple[str, str]]) -> bool:
     return _COLLECTOR in names
 
 
-def is_hooked(module: nn.Module) -> bool:
-    """Return whether one of a module's hooks is Hugging Face's."""
-    return any(
-        getattr(hook, "__module__", None) == _COLLECTOR[0]
-        for hook in module._forward_hooks.values()  # noqa: SLF001
-    )
+def is_of_collector(hook: Any) -> bool:
+    """Return whether a hook is one with which Hugging Face collects outputs."""
+    return getattr(hook, "__module__", None) == _COLLECTOR[0]
 
 
 def hooked(modules: Sequence[nn.Module]) -> tuple[int, ...]:
@@ -138,10 +143,16 @@ def put(
 ) -> None:
     """Set variables in the present context, and Hugging Face's hooks of models.
 
+    Models are looked at only if there are any; then transformers must be installed.
+
     Args:
         names: (Python module, name in the module) of each variable. The module is imported.
         values: The values, in the same order.
         models: The models that get the hooks, unless they have them.
+
+    Raises:
+        ImportError: This rank has no such Python module.
+        AttributeError: The Python module has no such variable.
     """
     for (module, name), value in zip(names, values, strict=True):
         holder: Any = importlib.import_module(module)
@@ -158,6 +169,9 @@ def _name(variable: contextvars.ContextVar[Any]) -> tuple[str, str] | None:
 
     For example ``("model", "depth")``. A variable of a class has a name like ``Model.outputs``.
     None if there is no name.
+
+    The Python modules that are loaded are searched; none is imported. The answer is cached, also if
+    it is None.
     """
     collector = getattr(sys.modules.get(_COLLECTOR[0]), _COLLECTOR[1], None)
     if getattr(collector, "context_var", None) is variable:

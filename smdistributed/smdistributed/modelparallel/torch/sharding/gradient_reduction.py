@@ -42,6 +42,8 @@ class GradientReduction:
     def begin(self, *, sums: bool) -> None:
         """Begin a forward pass.
 
+        FSDP sums gradients in the next backward pass, or lets them add up on this rank, as told.
+
         Args:
             sums: Whether its backward pass sums the gradients that have added up.
         """
@@ -53,6 +55,9 @@ class GradientReduction:
         """Register hooks on the outputs of a forward pass, which notice its backward pass.
 
         Returns the outputs.
+
+        Raises:
+            StepError: An output is computed from shared parameters.
         """
         tensors = pytrees.tensors_in(outputs)
         check_unsharded(tensors)
@@ -69,11 +74,16 @@ class GradientReduction:
     def end(self, *, summed: bool) -> None:
         """End a step, or a forward pass without a backward pass.
 
+        Collective over the job: the ranks compare the blocks that they ran. Gathered parameters are
+        freed.
+
         Args:
             summed: Whether the optimizer uses the gradients now.
 
         Raises:
-            StepError: The last microbatch had no backward pass, so the gradients are not summed.
+            StepError: The last microbatch had no backward pass, so the gradients are not summed; or
+                ranks ran different blocks.
+            RuntimeError: The collective broke, because a rank is gone.
         """
         self.compare()
         is_missing = summed and self._has_unsummed

@@ -38,7 +38,10 @@ _mesh_of_job: _MeshOfJob | None = None
 
 
 def degree() -> int:
-    """Return the number of ranks that share parameters; 1: nothing is shared."""
+    """Return the number of ranks that share parameters; 1: nothing is shared.
+
+    Shared is FSDP's sharded: each rank has some rows of each parameter.
+    """
     if not state.initialized:
         return 1
     return state.cfg.sharded_data_parallel_degree
@@ -70,6 +73,12 @@ def check_torch() -> None:
 def mesh() -> Any:
     """Return the mesh of all ranks, with the dimensions replicate (where there are replicas) and
     shard. Collective at the first call.
+
+    With a GPU the first call makes this rank's GPU the current device of the process. The mesh is
+    kept.
+
+    Raises:
+        RuntimeError: A rank is gone (torch's own error).
     """
     global _mesh_of_job
     if _mesh_of_job is None:
@@ -113,6 +122,9 @@ def gather(value: Any) -> Any:
     """Return a shared tensor as a full one, in host memory; any other value unchanged.
 
     Collective over the shard group.
+
+    Raises:
+        RuntimeError: The collective broke, because a rank is gone.
     """
     if not is_sharded(value):
         return value
@@ -121,6 +133,8 @@ def gather(value: Any) -> Any:
 
 def shard_like(parameter: torch.Tensor, value: Any, name: str) -> Any:
     """Share a tensor in the same way as a parameter.
+
+    The parameter is not changed. The shared tensor may use the memory of the value.
 
     Args:
         parameter: The parameter.
@@ -172,6 +186,9 @@ def mark() -> dict[str, Any]:
 
 def check_part(saved: Any) -> None:
     """Check that a partial state is this rank's part.
+
+    Args:
+        saved: A state with the entry of `mark`. Without the entry it is the only part.
 
     Raises:
         SMPRuntimeError: The state is another part, or of another degree.

@@ -44,6 +44,7 @@ class ShardedUseGuard(TorchFunctionMode):
 
         Raises:
             StepError: The arguments have both kinds of tensors.
+            Exception: An error of the function.
         """
         shared_parameter = None
         has_unshared = False

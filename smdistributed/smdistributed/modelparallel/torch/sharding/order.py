@@ -76,6 +76,8 @@ class BlockOrder:
     def __init__(self, root: nn.Module, *, gathered_again: bool, unused: bool) -> None:
         """Watch the blocks of a model whose parameters are shared.
 
+        The blocks get forward hooks. A block is a module that FSDP gathers alone.
+
         Args:
             root: The model.
             gathered_again: Whether blocks are gathered for their backward pass, too.
@@ -111,7 +113,10 @@ class BlockOrder:
             self._watch(number, block, parameters)
 
     def guard(self) -> contextlib.AbstractContextManager[Any]:
-        """Return the context of a forward pass: in the first passes each operation is checked."""
+        """Return the context of a forward pass: in the first passes each operation is checked.
+
+        With a compiled module nothing is checked.
+        """
         for module in self._root.modules():
             if module._compiled_call_impl is not None:  # noqa: SLF001
                 return contextlib.nullcontext()
@@ -122,9 +127,12 @@ class BlockOrder:
     def end(self) -> None:
         """End a pass.
 
+        The recorded events are dropped, and one of the first passes is counted.
+
         Raises:
             StepError: Another rank ran other blocks in the pass, or has gradients of other
                 parameters.
+            RuntimeError: The collective broke, because a rank is gone.
         """
         self._note(_END, 0)
         # In the first passes the blocks are compared already.
@@ -139,6 +147,8 @@ class BlockOrder:
 
     def _watch(self, number: int, block: nn.Module, parameters: list[_BlockParameter]) -> None:
         """Register hooks that note the forward and the backward pass of a block.
+
+        The hooks stay for the life of the block. They raise StepError if ranks differ.
 
         Args:
             number: Number of the block; 0 is the model.
@@ -196,6 +206,8 @@ class BlockOrder:
     def _check_outputs(self, number: int, outputs: Any) -> None:
         """Refuse outputs with a tensor in an object that fully_shard does not open.
 
+        FSDP would not see such a tensor.
+
         Raises:
             StepError: There is such an object.
         """
@@ -214,6 +226,10 @@ class BlockOrder:
 
         Gradients are summed in one message for many parameters: ranks with different parameters
         would send messages of different sizes, which hangs or corrupts them.
+
+        Raises:
+            StepError: A rank has gradients of other parameters.
+            RuntimeError: The collective broke, because a rank is gone.
         """
         for parameter in parameters:
             if parameter.value.grad is not None:
@@ -227,6 +243,7 @@ class BlockOrder:
 
         Raises:
             StepError: Another rank has another event.
+            RuntimeError: The collective broke, because a rank is gone.
         """
         event = _Event(kind, number)
         self._events.append(event)
@@ -238,6 +255,7 @@ class BlockOrder:
 
         Raises:
             StepError: A rank has other events. It is raised on all ranks.
+            RuntimeError: The collective broke, because a rank is gone.
         """
         # Hot: one small message. The maxima of a number and its negative differ only if ranks do.
         value = hash(tuple(events)) >> 2
@@ -254,6 +272,9 @@ class BlockOrder:
 
         Args:
             of_ranks: For each rank its events.
+
+        Raises:
+            AssertionError: All events are equal.
         """
         longest = max(map(len, of_ranks))
         end = _Event(_END, 0)  # in the place of missing events

@@ -42,6 +42,8 @@ def blocks(root: nn.Module) -> list[nn.Module]:
     calls. Ranks may also choose different children of a ModuleDict, if several have the same class:
     neither these children nor their modules are blocks. A module that shares a parameter with a
     module outside is no block, but may contain blocks.
+
+    The model is not changed.
     """
     uses = collections.Counter(_parameters_of(root.modules()))
     found_blocks: list[nn.Module] = []
@@ -86,6 +88,10 @@ def shard(
     Collective. Parameters without dimensions, and those with other numbers than floating-point
     ones, are not shared.
 
+    The parameters of the modules are replaced by shared ones, which `sharded_parameter` finds. The
+    memory of the former ones is freed. The modules get FSDP's hooks, and a class of FSDP in front
+    of their own.
+
     Args:
         root: The model.
         prepare: Allocates the memory of parameters and buffers, and sets their first values, equal
@@ -98,8 +104,10 @@ def shard(
         The comparison of the ranks in each pass.
 
     Raises:
-        SMPConfigError: A parameter has no values, a block has several types, or a module changes
-            its own parameter.
+        SMPConfigError: A parameter has no values, a block has several types, an embedding has
+            ``max_norm`` or ``sparse``, or this PyTorch cannot leave a parameter whole that has no
+            rows.
+        Exception: An error of ``prepare``, or of FSDP.
     """
     _check_embeddings(root)
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -174,6 +182,9 @@ def _unshared_parameters(module: nn.Module, done: set[int]) -> list[_Place]:
     Args:
         module: The module.
         done: ``id()`` of the parameters of earlier blocks.
+
+    Returns:
+        A parameter that several modules have is there once for each.
     """
     places = []
     for holder in module.modules():
@@ -211,6 +222,9 @@ def _check_embeddings(root: nn.Module) -> None:
 def _replace(old: nn.Parameter, new: nn.Parameter) -> None:
     """Record that a shared parameter replaced another one, and free the memory of the old one,
     which other objects may still hold. The new one gets the attributes of the old one.
+
+    Attributes that public scripts read, such as ``ds_numel``, are set on the new one and on its
+    part. A parameter that was replaced already is left as it is.
 
     Args:
         old: The parameter before.

@@ -39,6 +39,9 @@ def set_activation_checkpointing(
     Call this function before or after the model is wrapped. A module on several partitions is an
     error if it was placed by hand. Otherwise it causes a warning, and its activations are kept.
 
+    The module's ``forward`` is replaced on ranks that run it. Warnings go to the log of rank 0,
+    once for each text.
+
     Args:
         module: The module. For a Sequential or a ModuleList its children run again.
         preserve_rng_state: Whether the second run draws the random numbers of the first one.
@@ -49,6 +52,7 @@ def set_activation_checkpointing(
     Raises:
         TypeError: The value is not a module.
         ValueError: The strategy is unknown.
+        SMPConfigError: A module was placed by hand on several partitions.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(
@@ -82,6 +86,9 @@ def set_activation_checkpointing(
 def checkpoint(module: nn.Module, *args: Any, preserve_rng_state: bool = True) -> Any:
     """Call a module, keep only its inputs, and run it again in the backward pass.
 
+    The result of the module is returned. A module on several partitions runs as it is, with a
+    warning, if it was placed automatically.
+
     Args:
         module: The module. Unlike torch's function this takes no other callable.
         args: Its arguments.
@@ -90,6 +97,7 @@ def checkpoint(module: nn.Module, *args: Any, preserve_rng_state: bool = True) -
     Raises:
         TypeError: It is not a module.
         SMPConfigError: It was placed by hand on several partitions.
+        Exception: An error of the module.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"checkpoint needs a torch.nn.Module, got {type(module).__name__}")
@@ -115,6 +123,10 @@ def checkpoint_sequential(
     """Call a Sequential, keep only the inputs of its groups, and run the groups again in the
     backward pass.
 
+    The result of the last child is returned. Children on several partitions keep their activations.
+    After the call of a Sequential with children of other ranks its marks stay on it: a later plain
+    call recomputes, too.
+
     Args:
         sequential_module: The module.
         input: Its argument: a tensor, or a tuple of tensors that the first child takes as one.
@@ -125,6 +137,8 @@ def checkpoint_sequential(
     Raises:
         TypeError: The module is not a Sequential.
         ValueError: The strategy is unknown.
+        SMPConfigError: A child was placed by hand on several partitions.
+        Exception: An error of a child.
     """
     if not isinstance(sequential_module, nn.Sequential):
         raise TypeError(
@@ -142,10 +156,22 @@ def checkpoint_sequential(
 
 
 def check_partition(model: nn.Module) -> None:
-    """Check the modules that are checkpointed, after the model was divided.
+    """Check that each checkpointed module is on one partition. Called once the model is divided.
+
+    A module is checkpointed if `set_activation_checkpointing` has marked it: it has the attribute
+    ``_smp_runs_again``, with any value. A module on several partitions cannot run again. If it was
+    placed by hand, that is an error. Under automatic partitioning it is none: the module keeps its
+    activations, and rank 0 warns (``warnings.warn``), once for each module.
+
+    Each checked module gets its place in the divided model as the attribute ``_smp_where``, and one
+    that was warned of ``_smp_warned``. While the model is traced nothing is checked.
+
+    Args:
+        model: The model, with all its submodules.
 
     Raises:
-        SMPConfigError: Such a module was placed by hand on several partitions.
+        SMPConfigError: Such a module was placed by hand on several partitions. The text names it
+            and the partitions.
     """
     for module in model.modules():
         if "_smp_runs_again" in vars(module):
@@ -187,6 +213,10 @@ class _Groups:
         Args:
             children: The modules.
             x: The argument of the first one.
+
+        Raises:
+            SMPConfigError: A child was placed by hand on several partitions.
+            Exception: An error of a child.
         """
         if _all_can_run_again(children):
             return self.recomputation.chain(children, x)
@@ -197,6 +227,9 @@ def _make_run_again(module: nn.Module, preserve_rng_state: bool) -> None:
     """Replace the forward of a module by one that runs again in the backward pass.
 
     On a rank without the module it is only marked.
+
+    The mark is the attribute ``_smp_runs_again``. A second call for the same module only sets
+    ``preserve_rng_state``.
 
     Args:
         module: The module.
@@ -258,6 +291,8 @@ def _placement_of(module: nn.Module) -> _Placement:
     """Return the place of a module.
 
     A module of another model, and of a model that is not divided yet, is on this rank.
+
+    The place is kept on the module as ``_smp_where``, once the model is divided.
     """
     model = wrapped.model
     if model is None or not model.partitioned:
@@ -272,9 +307,12 @@ def _placement_of(module: nn.Module) -> _Placement:
 
 
 def _can_run_again(module: nn.Module) -> bool:
-    """Return whether a module is on one partition, and so can run again.
+    """Return whether a module is on one partition, and so can run again; refuse or warn of one that
+    is not.
 
     False also while the model is traced. Rank 0 warns once of a module on several partitions.
+
+    The module gets the attributes ``_smp_where``, and after the warning ``_smp_warned``.
 
     Raises:
         SMPConfigError: It was placed by hand on several partitions.
@@ -302,7 +340,7 @@ def _can_run_again(module: nn.Module) -> bool:
 
 
 def _all_can_run_again(modules: Sequence[nn.Module]) -> bool:
-    """Return whether each module is on one partition; errors as `_can_run_again`."""
+    """Return whether each module is on one partition; effects and errors as `_can_run_again`."""
     # A list, because each module is checked, also after one that cannot.
     results = [_can_run_again(module) for module in modules]
     return all(results)

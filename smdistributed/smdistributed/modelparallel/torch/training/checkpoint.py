@@ -62,6 +62,8 @@ def save(
 ) -> None:
     """Save an object. Each rank that calls this function writes a file.
 
+    A file that exists is replaced; after an error it stays.
+
     Args:
         obj: The object, for example ``{"model": model.local_state_dict()}``.
         f: Path of the file. A partial file has the rank added: ``f_PP``, with tensor parallelism
@@ -73,6 +75,8 @@ def save(
 
     Raises:
         TypeError: ``f`` is not a string.
+        OSError: The file cannot be written.
+        Exception: The object cannot be pickled.
     """
     name = _check_text(f)
     if partial:
@@ -96,9 +100,13 @@ def load(
         partial: Load this rank's file. All three documented names are tried.
         pickle_load_args: Passed to ``torch.load``. The default of ``weights_only`` is False.
 
+    Returns:
+        The object.
+
     Raises:
         TypeError: ``f`` is not a string.
         FileNotFoundError: No file has one of the names.
+        Exception: The file cannot be read or unpickled.
     """
     names = [_check_text(f)]
     if partial:
@@ -120,6 +128,9 @@ def _suffixes(v3: bool = False) -> list[str]:
     """Return the suffixes of a partial file's name on this rank, such as ``_0_1``.
 
     The first one is for writing, all are tried for reading.
+
+    Args:
+        v3: Whether the file is named by all three ranks.
     """
     pp, tp, rdp = _coordinates()
     short, medium, long = f"_{pp}", f"_{pp}_{tp}", f"_{pp}_{tp}_{rdp}"
@@ -170,6 +181,9 @@ def save_checkpoint(
     ``partition.pt``. A full checkpoint is the file ``path/TAG``, which a program without smp can
     load, and ``path/user_content_TAG``. ``path/newest`` holds the tag.
 
+    Collective over the job. An earlier checkpoint of the tag is replaced. Remains of killed saves
+    are deleted.
+
     Args:
         path: Folder of all checkpoints. It is created.
         tag: Name of this checkpoint.
@@ -184,8 +198,10 @@ def save_checkpoint(
 
     Raises:
         ValueError: ``num_kept_partial_checkpoints`` is below 1.
-        SMPRuntimeError: A rank cannot write, or ranks have different tags. Raised on all ranks;
-            earlier checkpoints are untouched.
+        SMPRuntimeError: This rank cannot write, or ranks have different tags. Earlier checkpoints
+            are untouched.
+        PeerError: Another rank cannot write.
+        StepError: Ranks have not called it in time.
     """
     tag = str(tag)
     if num_kept_partial_checkpoints is not None and num_kept_partial_checkpoints < 1:
@@ -222,6 +238,9 @@ def resume_from_checkpoint(
     partition. A partial checkpoint sets the partition, which cannot change then. A full checkpoint
     can be loaded into any number of partitions, and does not change the optimizer.
 
+    The first wrapped optimizer is the one that is loaded. Before the partition its options, such as
+    the learning rate, are loaded at once.
+
     Args:
         path: Folder of all checkpoints.
         tag: Name of the checkpoint; None for the newest.
@@ -238,7 +257,10 @@ def resume_from_checkpoint(
 
     Raises:
         FileNotFoundError: The checkpoint is missing.
-        SMPRuntimeError: No model is wrapped yet, or a partial checkpoint has another partition.
+        SMPRuntimeError: No model is wrapped yet, a partial checkpoint has other degrees, or a value
+            has another shape.
+        RuntimeError: Names or shapes of the model differ, with ``strict`` (torch's own error).
+        Exception: A file cannot be read or unpickled, or ``translate_function`` failed.
     """
     model = wrapped.model
     if model is None:
@@ -295,6 +317,8 @@ def _save_partial(
 ) -> None:
     """Write a partial checkpoint; each rank its own files, one rank the common files.
 
+    Collective over the job. The folder of an earlier checkpoint with the tag is replaced.
+
     Args:
         checkpoint: The folders.
         model: The model, or None.
@@ -302,7 +326,8 @@ def _save_partial(
         kept: Number of partial checkpoints that are kept; None: all.
 
     Raises:
-        SMPRuntimeError: A rank cannot write. The temporary folder is deleted.
+        SMPRuntimeError: This rank cannot write. The temporary folder is deleted.
+        PeerError: Another rank cannot write. The temporary folder is deleted.
     """
     writes_common_files = _is_lowest_rank_of_folder(checkpoint.root, checkpoint.token)
 
@@ -329,6 +354,9 @@ def _write_files_of_rank(folder: Path, model: Any, optimizer: Any) -> None:
         folder: The temporary folder. It is created.
         model: The model, or None.
         optimizer: The optimizer, or None.
+
+    Raises:
+        OSError: A file cannot be written.
     """
     pp, tp, rdp = _coordinates()
     rank_info = f"{pp}_{tp}_{rdp}"
@@ -353,9 +381,14 @@ def _complete_partial(checkpoint: _PartialCheckpoint, kept: int | None) -> None:
     An earlier checkpoint with the same tag is moved aside first, so that one of both is complete at
     any time.
 
+    The file ``newest`` gets the tag.
+
     Args:
         checkpoint: The folders.
         kept: Number of partial checkpoints that are kept; None: all.
+
+    Raises:
+        OSError: A file or folder cannot be written or renamed.
     """
     folder, final = checkpoint.temporary, checkpoint.final
     owner = None
@@ -385,6 +418,8 @@ def _resume_partial(
 ) -> Any:
     """Load this rank's files of a partial checkpoint, and return the user's content.
 
+    The partition of the model is set. Model and optimizer are loaded now, or after the partition.
+
     Args:
         folder: The folder of the checkpoint.
         model: The model.
@@ -392,8 +427,13 @@ def _resume_partial(
         strict: Refuse missing and unknown names.
         load_sharded: Load the state of the optimizer, and not only master weights and loss scale.
 
+    Returns:
+        The user's content; None if there is none.
+
     Raises:
         SMPRuntimeError: The checkpoint was saved with other degrees.
+        FileNotFoundError: The file ``partition.pt`` is missing or empty.
+        Exception: A file cannot be unpickled, or the model or optimizer cannot take it.
     """
     pp, tp, rdp = _coordinates()
     partition = _read_file(folder / _PARTITION)
@@ -446,6 +486,9 @@ def _read_optimizer(
         prefix: The pipeline and tensor rank, ``PP_TP``.
         rdp: The reduced-data-parallel rank.
         partition: The content of ``partition.pt``.
+
+    Raises:
+        Exception: A file cannot be unpickled.
     """
     saved_shards = 1
     if partition["shard_optimizer_state"]:
@@ -473,6 +516,8 @@ def _partial_folder(root: Path, tag: str) -> Path:
 
     After a save that was killed while it replaced the checkpoint, this is the old folder.
 
+    Nothing is written.
+
     Raises:
         FileNotFoundError: There is no such checkpoint. The text lists the others.
     """
@@ -495,10 +540,16 @@ def _partial_folder(root: Path, tag: str) -> Path:
 def _delete_old(root: Path, tag: str, kept: int | None) -> None:
     """Delete the remains of killed saves, and all but the newest partial checkpoints.
 
+    Folders of old checkpoints that had lost their name get it back. Errors of a deletion are passed
+    over.
+
     Args:
         root: Folder of all checkpoints.
         tag: The newest checkpoint.
         kept: Number of checkpoints that are kept; None: all.
+
+    Raises:
+        OSError: A folder cannot be renamed.
     """
     for replaced in root.glob(f"*_partial{_OLD}*"):
         # A save that was killed between two renames has left the old checkpoint without its name.
@@ -535,6 +586,8 @@ def _time_of(folder: Path) -> int:
 def _save_full(root: Path, tag: str, model: Any, user_content: Any, translate: bool) -> None:
     """Write a full checkpoint from rank 0. Collective.
 
+    The file ``newest`` gets the tag. Files with the tag are replaced.
+
     Args:
         root: Folder of all checkpoints. It is created.
         tag: Name of the checkpoint.
@@ -543,7 +596,9 @@ def _save_full(root: Path, tag: str, model: Any, user_content: Any, translate: b
         translate: Give the state the names of the Hugging Face model.
 
     Raises:
-        SMPRuntimeError: Rank 0 cannot write.
+        SMPRuntimeError: Rank 0 cannot write; raised on rank 0.
+        PeerError: Rank 0 cannot write; raised on the other ranks.
+        StepError: Ranks have not made the call in time.
     """
     full_state = model.state_dict(gather_to_rank0=True) if model is not None else None
 
@@ -573,6 +628,9 @@ def _resume_full(
 ) -> Any:
     """Load a full checkpoint, and return the user's content.
 
+    The model is loaded now, or after the partition, and then the master weights are set from it.
+    Names are translated by the known translations only if some are missing.
+
     Args:
         model: The model. If it is not divided yet, the state is loaded after the partition.
         root: Folder of all checkpoints.
@@ -581,8 +639,13 @@ def _resume_full(
         translate: Translates the names of the state; None: the known translation is used, if names
             of the model are missing.
 
+    Returns:
+        The user's content; None if there is none.
+
     Raises:
         FileNotFoundError: The checkpoint is missing. The text lists the files that are there.
+        RuntimeError: Names or shapes of the model differ, with ``strict`` (torch's own error).
+        Exception: A file cannot be read or unpickled, or ``translate`` failed.
     """
     full_state: dict[str, Any]
     if (root / tag).is_file():
@@ -622,6 +685,9 @@ def _with_tied_parameters(module: torch.nn.Module, full_state: dict[str, Any]) -
     Args:
         module: The model.
         full_state: The state, which has one name of each parameter.
+
+    Returns:
+        A new dictionary with the same tensors.
     """
     groups: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -647,14 +713,16 @@ def _reload_masters() -> None:
 
 
 def _run_on_all_ranks(call: str, action: Callable[[], None]) -> None:
-    """Run an action on all ranks, and fail on all ranks if it fails on one.
+    """Run an action on this rank, and fail on all ranks if it fails on one. Collective over the
+    job.
 
     Args:
         call: The script's call, for the error.
         action: The action.
 
     Raises:
-        SMPRuntimeError: On a rank with an error. The text has all ranks and their errors.
+        SMPRuntimeError: On a rank with an error, which is the cause. The text has all ranks and
+            their errors.
         PeerError: On a rank without an error.
     """
     cause: Exception | None = None
@@ -681,6 +749,11 @@ def _is_lowest_rank_of_folder(root: Path, token: str) -> bool:
     Args:
         root: Folder of all checkpoints. It is created.
         token: Random text, equal on all ranks.
+
+    Raises:
+        SMPRuntimeError: This rank cannot write to the folder.
+        PeerError: Another rank cannot write to it.
+        OSError: The file of this rank cannot be deleted.
     """
     prefix, own_rank = f".save-{token}-", rank()
 
@@ -702,6 +775,10 @@ def _write_file(path: Path, obj: Any, **arguments: Any) -> None:
         path: The file.
         obj: The object.
         arguments: More arguments of ``torch.save``.
+
+    Raises:
+        OSError: The file cannot be written.
+        Exception: The object cannot be pickled.
     """
     with _open_until_complete(path) as stream:
         torch.save(obj, stream, **arguments)
@@ -722,6 +799,9 @@ def _open_until_complete(path: Path) -> Iterator[BinaryIO]:
 
     Args:
         path: The file.
+
+    Raises:
+        OSError: The file cannot be written or renamed. The former file of that name stays.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
@@ -735,7 +815,10 @@ def _open_until_complete(path: Path) -> Iterator[BinaryIO]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Write the names in a folder to the disk, where the file system supports this."""
+    """Write the names in a folder to the disk, where the file system supports this.
+
+    A refusal of the system is only logged, for debugging.
+    """
     try:
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -756,6 +839,7 @@ def _read_file(path: Path, *, optional: bool = False, lazily: bool = False) -> A
 
     Raises:
         FileNotFoundError: The file is missing or empty, and not optional.
+        Exception: The file cannot be read or unpickled.
     """
     if not path.exists() or path.stat().st_size == 0:
         # Older Trainers mark a checkpoint with an empty file.

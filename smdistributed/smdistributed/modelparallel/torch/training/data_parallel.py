@@ -37,9 +37,14 @@ def replica_group(tensor: torch.Tensor) -> CommGroup:
 def broadcast(tensors: Iterable[torch.Tensor], source: int = 0) -> None:
     """Copy the values of one replica to all others. Collective, with the same list on every rank.
 
+    The tensors of the other replicas are written in place.
+
     Args:
         tensors: Parameters and buffers of this rank.
         source: The replica with the values, as a rank of each tensor's group.
+
+    Raises:
+        RuntimeError: The collective broke, because a rank is gone.
     """
     batches: dict[tuple[CommGroup, torch.device], list[torch.Tensor]] = {}
     for tensor in tensors:
@@ -99,7 +104,10 @@ class Bucket:
         return self._parameters
 
     def gradients(self) -> list[torch.Tensor]:
-        """Return the parts of the buffer, in the shapes of the parameters."""
+        """Return the parts of the buffer, in the shapes of the parameters.
+
+        They are views: a write to the buffer changes them.
+        """
         sizes = [parameter.numel() for parameter in self._parameters]
         parts = torch.split(self._buffer, sizes)
         gradients = []
@@ -113,6 +121,8 @@ class Bucket:
 
     def fill(self, *, zeros: bool) -> None:
         """Copy the gradients into the buffer. A missing gradient counts as zeros.
+
+        The former buffer is replaced. The gradients of the parameters are not changed.
 
         Args:
             zeros: Fill the buffer with zeros only.
@@ -204,7 +214,15 @@ class Reducer:
         self.in_step = True
 
     def end_pass(self) -> None:
-        """End one backward pass, and reduce the gradients after the last of ``passes``."""
+        """End one backward pass, and reduce the gradients after the last of ``passes``.
+
+        The gradients of the parameters become their averages over the replicas. The counts of
+        gradients are learned for later passes, and the pass counts as done.
+
+        Raises:
+            SMPConfigError: A gradient is sparse.
+            RuntimeError: The collective broke, because a rank is gone.
+        """
         self.in_step = False
         if self.last_pass:
             self._reduce(zeros=False)
@@ -218,6 +236,9 @@ class Reducer:
 
         The hooks notice a backward pass when it begins. The first gradient of a parameter would be
         too late: it can belong to a pass inside the pass (torch's checkpointing).
+
+        Args:
+            outputs: The outputs of the call. They are returned themselves.
         """
         self.queued = False
         for output in pytrees.tensors_in(outputs):
@@ -246,6 +267,11 @@ class Reducer:
         """Count a gradient, and send the buckets that are complete, in their order.
 
         torch calls this when it has added to a parameter's gradient.
+
+        The buckets that are sent early are counted in `early`.
+
+        Raises:
+            SMPConfigError: A gradient is sparse.
         """
         # Hot: called for each gradient of the pass.
         self.seen[id(parameter)] += 1
@@ -258,7 +284,10 @@ class Reducer:
                 self.early += 1
 
     def _queue(self, _: object = None) -> None:
-        """Reduce when torch's engine has finished this ``loss.backward()``."""
+        """Reduce when torch's engine has finished this ``loss.backward()``.
+
+        torch's autograd engine gets a callback for that. Within a step function nothing is done.
+        """
         if not self.in_step and not self.queued:
             self.queued = True
             Variable._execution_engine.queue_callback(self._engine_done)  # noqa: SLF001  as FSDP does
@@ -281,6 +310,10 @@ class Reducer:
         Args:
             bucket: The bucket. It is filled first.
             zeros: Send zeros in the place of gradients.
+
+        Raises:
+            SMPConfigError: A gradient is sparse.
+            Exception: An error of the script's communication hook.
         """
         bucket.fill(zeros=zeros)
         for parameter in bucket.parameters():
@@ -299,8 +332,15 @@ class Reducer:
     def _reduce(self, *, zeros: bool) -> None:
         """Reduce all gradients, and write the averages back. Collective over the replicas.
 
+        If a rank has got a gradient after it had sent a bucket, all buckets of the group are sent a
+        second time. The buffers are freed at the end.
+
         Args:
             zeros: Take part with zeros, without gradients of this rank.
+
+        Raises:
+            SMPConfigError: A gradient is sparse.
+            RuntimeError: The collective broke, because a rank is gone.
         """
         for bucket in self.buckets[self.sent :]:
             self._send(bucket, zeros=zeros)
@@ -345,6 +385,9 @@ class Reducer:
 def _write(buckets: Iterable[Bucket], used: dict[int, int]) -> None:
     """Copy the averages from the buckets into the gradients.
 
+    A parameter without a gradient gets a new one. With a communication hook the bucket's buffer
+    becomes what the hook returned.
+
     Args:
         buckets: Buckets with a finished reduction.
         used: ``id()`` of a parameter -> 1 if the parameter has a gradient on any rank.
@@ -370,6 +413,9 @@ def _divisor(group: CommGroup) -> int:
 
     The gradient of a split parameter includes the samples of all its tensor ranks, unless all of
     them have the same samples (``prescaled_batch``).
+
+    Returns:
+        The number of ranks with other samples.
     """
     if group is CommGroup.RDP_GROUP and not state.cfg.prescaled_batch:
         group = CommGroup.DP_GROUP
@@ -377,7 +423,10 @@ def _divisor(group: CommGroup) -> int:
 
 
 def _chunks(tensors: Iterable[torch.Tensor], limit: int) -> list[list[torch.Tensor]]:
-    """Divide tensors into lists of at most ``limit`` bytes, or of one tensor."""
+    """Divide tensors into lists of at most ``limit`` bytes, or of one tensor.
+
+    The order of the tensors is kept.
+    """
     chunks: list[list[torch.Tensor]] = []
     chunk_size = limit + 1
     for tensor in tensors:

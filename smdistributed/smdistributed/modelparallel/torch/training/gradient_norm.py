@@ -41,6 +41,8 @@ def total_norm(
 ) -> torch.Tensor:
     """Return the norm of the gradients of all ranks of a group. Collective over the group.
 
+    No gradient is changed.
+
     Args:
         parameters: This rank's parameters. A missing gradient counts as zeros.
         norm_type: 2, another positive number, or infinity.
@@ -50,6 +52,9 @@ def total_norm(
     Returns:
         A float64 tensor without dimensions. All ranks get the same number, and so scale by the same
         factor.
+
+    Raises:
+        RuntimeError: The collective broke, because a rank is gone.
     """
     with_gradient = [p for p in parameters if p.grad is not None]
     total_device = device() or torch.device("cpu")
@@ -107,7 +112,8 @@ def clip(
     error_if_nonfinite: bool = False,
     group: CommGroup = CommGroup.MP_GROUP,
 ) -> torch.Tensor:
-    """Scale the gradients down to a norm of at most ``max_norm``. Collective over the group.
+    """Scale the gradients down to a norm of at most ``max_norm``, in place. Collective over the
+    group.
 
     Args:
         parameters: This rank's parameters.
@@ -120,7 +126,8 @@ def clip(
         The norm before the scaling.
 
     Raises:
-        RuntimeError: The norm is not finite, and ``error_if_nonfinite`` is set.
+        RuntimeError: The norm is not finite, and ``error_if_nonfinite`` is set; then no gradient is
+            changed. Or the collective broke.
     """
     parameters = list(parameters)
     norm = total_norm(parameters, float(norm_type), group=group)
@@ -132,6 +139,8 @@ def clip(
 
 def _check_finite(norm: torch.Tensor, norm_type: float) -> None:
     """Refuse a norm that is infinite or not a number.
+
+    The CPU waits for the norm.
 
     Args:
         norm: The norm.
@@ -151,6 +160,8 @@ def _scale_gradients(
     parameters: Iterable[torch.Tensor], max_norm: float, norm: torch.Tensor
 ) -> None:
     """Multiply the gradients by a factor, in place, if the norm is larger than ``max_norm``.
+
+    The CPU does not wait for the norm.
 
     Args:
         parameters: This rank's parameters.
@@ -175,6 +186,13 @@ def _clip_grad_norm(
     """Clip gradients as ``torch.nn.utils.clip_grad_norm_``, which this function replaces.
 
     The norm is over all ranks that have parameters of the model. Then the call is collective.
+
+    Returns:
+        The norm before the scaling. The gradients are scaled in place.
+
+    Raises:
+        RuntimeError: The norm is not finite, and ``error_if_nonfinite`` is set; or the collective
+            broke.
     """
     listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     group = _group_of_parameters(listed)
@@ -193,6 +211,13 @@ def _get_total_norm(
     """Return the norm of gradients, over all ranks for gradients of a partitioned model.
 
     Then the call is collective, and a rank without gradients passes an empty list.
+
+    It replaces ``torch.nn.utils.get_total_norm``. A gradient is known by its memory. If one is of
+    no parameter of the model, the norm is that of torch, over this rank alone. Nothing is changed.
+
+    Raises:
+        RuntimeError: The norm is not finite, and ``error_if_nonfinite`` is set; or the collective
+            broke.
     """
     assert _torch_norm is not None
     gradients = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
@@ -226,6 +251,14 @@ def _clip_grads_with_norm(
     """Scale gradients as ``torch.nn.utils.clip_grads_with_norm_``, which this function replaces.
 
     torch's own function does not take gradients of shared parameters with such a norm.
+
+    The gradients are scaled in place, by at most 1. No collective is run.
+
+    Args:
+        parameters: The parameters with the gradients.
+        max_norm: Largest norm.
+        total_norm: The norm before, of all ranks.
+        foreach: Passed to torch's function.
     """
     assert _torch_scale is not None
     listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
@@ -248,6 +281,9 @@ def _group_of_parameters(parameters: list[torch.Tensor]) -> CommGroup | None:
 
     Ranks with the same list get the same group. Collective, if the parameters are of one of several
     partitions.
+
+    Raises:
+        RuntimeError: The collective broke, because a rank is gone.
     """
     model = wrapped.model
     if model is None or not model.partitioned:
@@ -271,6 +307,9 @@ def _is_same_list(model: Any, parameters: list[torch.Tensor]) -> bool:
     return the norm of the owner on all ranks. ``clip_grad_norm_(model.local_parameters(), 1.0)``
     gets another list on each rank, and each rank has its own norm. The owner of the encoder alone
     cannot distinguish the two.
+
+    Raises:
+        RuntimeError: The collective broke, because a rank is gone.
     """
     positions = {id(parameter): number for number, parameter in enumerate(model.parameters())}
     own_list = [positions.get(id(parameter), -1) for parameter in parameters]

@@ -98,8 +98,10 @@ class DistributedOptimizer(_Optimizer):
 
         An optimizer that is extended already is returned unchanged.
 
+        The optimizer is added to the wrapped ones, and ``smp_setup`` is called for it.
+
         Raises:
-            SMPConfigError: See the class.
+            SMPConfigError: See the class; or apex.amp has changed the optimizer.
         """
         if optimizer is None:  # copy makes an empty object first
             return super().__new__(cls)
@@ -143,6 +145,9 @@ class DistributedOptimizer(_Optimizer):
         dynamic_loss_args: Mapping[str, Any] | None,
     ) -> None:
         """Set up an optimizer after its class was extended: its loss scale and its parameters.
+
+        The wrapped model gets the loss scaler, too. The parameters of the groups are replaced by
+        their shards. A ``step`` that a scheduler has put into the instance is removed.
 
         Args:
             static_loss_scale: See the class.
@@ -201,6 +206,9 @@ class DistributedOptimizer(_Optimizer):
     def smp_take_shards(self) -> None:
         """Replace the script's parameters in the groups by their shards, where the model has
         shards. State that the optimizer has already is cut in the same way.
+
+        Raises:
+            SMPRuntimeError: A value of the state has another shape than its parameter.
         """
         for group in self.param_groups:
             for place, old in enumerate(group["params"]):
@@ -226,7 +234,10 @@ class DistributedOptimizer(_Optimizer):
 
     @property
     def fp16_groups(self) -> list[list[Parameter]]:
-        """The parameters of each group. Public scripts for sharded data parallelism read this."""
+        """The parameters of each group. Public scripts for sharded data parallelism read this.
+
+        A list for each group, made at each call.
+        """
         groups = []
         start = 0
         for group in self.param_groups:
@@ -237,7 +248,10 @@ class DistributedOptimizer(_Optimizer):
 
     @property
     def fp32_partitioned_groups_flat(self) -> list[_FlatTensors]:
-        """For each group this rank's shards as one flat tensor. Such scripts read this, too."""
+        """For each group this rank's shards as one flat tensor. Such scripts read this, too.
+
+        A write to it changes the parameters.
+        """
         flat_groups = []
         for group in self.fp16_groups:
             shards = [mesh.local(parameter.detach()) for parameter in group]
@@ -255,7 +269,15 @@ class DistributedOptimizer(_Optimizer):
             yield from group["params"]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters, as torch does. They get master weights, too."""
+        """Add parameters, as torch does. They get master weights, too.
+
+        With sharded parameters the group gets the shards.
+
+        Raises:
+            ValueError: A parameter is in a group already, or no parameter is given (torch's own
+                error).
+            TypeError: torch refuses the group.
+        """
         super().add_param_group(param_group)
         first = len(self._smp_originals)
         added = self.param_groups[-1]["params"]
@@ -268,7 +290,10 @@ class DistributedOptimizer(_Optimizer):
     # --- Which parameters are this rank's ---------------------------------------------------------
 
     def _smp_local(self) -> set[int]:
-        """Return the indices, over all groups, of the parameters on this rank's partition."""
+        """Return the indices, over all groups, of the parameters on this rank's partition.
+
+        Before the partition, and with sharded parameters, all are.
+        """
         indices = range(len(self._smp_originals))
         if wrapped.model is None or not wrapped.model.partitioned or mesh.degree() > 1:
             return set(indices)
@@ -280,6 +305,8 @@ class DistributedOptimizer(_Optimizer):
 
         The parameters are given out by size, the largest first, to the replica with the fewest
         elements. All replicas compute the same.
+
+        The answer is kept, once the model is partitioned, until a group is added.
 
         Returns:
             Index of a parameter -> the replica.
@@ -329,7 +356,10 @@ class DistributedOptimizer(_Optimizer):
         self.loss_scaler.loss_scale = float(value)
 
     def init_master_params(self) -> None:
-        """Create the master weights, after the partition. The first step calls this itself."""
+        """Create the master weights, after the partition. The first step calls this itself.
+
+        In float32, and before the partition, nothing is done.
+        """
         if self.smp_half and self._smp_masters is None:
             if wrapped.model is not None and not wrapped.model.partitioned:
                 return
@@ -339,6 +369,8 @@ class DistributedOptimizer(_Optimizer):
         """Set the master weights from the model's parameters.
 
         Any arguments of a hook are ignored.
+
+        The masters are created before, if they are missing. In float32 nothing is done.
         """
         self.init_master_params()
         if self._smp_masters is not None:
@@ -347,6 +379,9 @@ class DistributedOptimizer(_Optimizer):
     def backward(self, loss: Tensor, update_master_grads: bool = True) -> None:
         """Run ``model.backward`` on the scaled loss.
 
+        Gradients are added to. The masters' gradients and ``overflow`` are set with
+        ``update_master_grads``.
+
         Args:
             loss: The loss; in a step function the loss of one microbatch.
             update_master_grads: Outside a step function, also call ``update_master_grads``. In a
@@ -354,6 +389,8 @@ class DistributedOptimizer(_Optimizer):
 
         Raises:
             SMPRuntimeError: No model is wrapped.
+            StepError: As ``model.backward``.
+            RuntimeError: torch refused the pass.
         """
         if wrapped.model is None:
             raise SMPRuntimeError("optimizer.backward: call smp.DistributedModel first")
@@ -366,6 +403,9 @@ class DistributedOptimizer(_Optimizer):
         """Copy the gradients to the master weights, unscaled, and set ``overflow``.
 
         Collective over the ranks of the model under dynamic loss scaling.
+
+        After an overflow the masters keep their former gradients. Masters of parameters that were
+        changed elsewhere are updated first. Without fp16 or bf16 nothing is done.
         """
         self.init_master_params()
         if self._smp_masters is None:
@@ -383,7 +423,10 @@ class DistributedOptimizer(_Optimizer):
             self._smp_masters.take_gradients(self.loss_scale)
 
     def _smp_take_gradients(self) -> None:
-        """Call ``update_master_grads`` unless that was done since the last backward pass."""
+        """Call ``update_master_grads`` unless that was done since the last backward pass.
+
+        In float32 nothing is done.
+        """
         if not self.smp_half:
             return
         last_pass = wrapped.model.pass_no if wrapped.model is not None else None
@@ -397,12 +440,18 @@ class DistributedOptimizer(_Optimizer):
         Collective over the ranks of the model. In float32, without master weights, the gradients of
         the parameters are scaled.
 
+        Under fp16 or bf16 the masters' gradients are set first, if need be. The norm is kept as the
+        global norm of the gradients.
+
         Args:
             max_norm: Largest norm.
             norm_type: 2.0, another power, or ``inf``.
 
         Returns:
             The norm before the scaling, or -1.0 after an overflow.
+
+        Raises:
+            RuntimeError: The collective broke, because a rank is gone.
         """
         self._smp_take_gradients()
         if self.overflow:
@@ -428,6 +477,9 @@ class DistributedOptimizer(_Optimizer):
     def zero_grad(self, set_to_none: bool = True, set_grads_to_None: bool | None = None) -> None:  # noqa: N803
         """Clear the gradients of parameters and master weights.
 
+        The gradients of the masters are cleared by the optimizer itself, those of the parameters
+        besides.
+
         Args:
             set_to_none: Set the gradients to None; else fill them with zeros.
             set_grads_to_None: The same, under the name that scripts for Apex use.
@@ -446,11 +498,21 @@ class DistributedOptimizer(_Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters that this rank owns. Nothing changes after an overflow.
 
+        Parameters, state and masters are written, and the loss scale is updated. Parameters are
+        sent to the other replicas with ``shard_optimizer_state``: then the call is collective over
+        these. Under dynamic loss scaling and ``sdp_gradient_clipping`` it is collective over the
+        ranks of the model.
+
         Args:
             closure: Computes the loss and the gradients, as in torch.
 
         Returns:
             The closure's result, or None.
+
+        Raises:
+            StepError: A step function runs, on the model of these parameters.
+            RuntimeError: The collective broke, because a rank is gone.
+            Exception: An error of the closure or of the optimizer itself.
         """
         own_passes.check_optimizer(self)
         self._opt_called = True  # a learning-rate scheduler reads this
@@ -487,6 +549,9 @@ class DistributedOptimizer(_Optimizer):
     def _smp_only_owned(self) -> Iterator[None]:
         """Hide the gradients of parameters that other replicas update, so that this rank keeps no
         state for these parameters.
+
+        The gradients are set to None within the block, and are back after it. Without
+        ``shard_optimizer_state`` nothing is done.
         """
         hidden: list[tuple[Parameter, Tensor]] = []
         if self._smp_sharded:
@@ -502,7 +567,13 @@ class DistributedOptimizer(_Optimizer):
                 parameter.grad = gradient
 
     def _smp_exchange(self) -> None:
-        """Send each updated parameter from the replica that owns it to the others. Collective."""
+        """Send each updated parameter from the replica that owns it to the others. Collective.
+
+        Over the replicas. The parameters of this rank that others update are written in place.
+
+        Raises:
+            RuntimeError: The collective broke, because a rank is gone.
+        """
         group = state.groups[CommGroup.RDP_GROUP]
         members = state.topo.members(CommGroup.RDP_GROUP)
         with calls.inside("optimizer.step()", CommGroup.RDP_GROUP):
@@ -519,10 +590,20 @@ class DistributedOptimizer(_Optimizer):
     def local_state_dict(self, gather_if_shard: bool = True) -> StateDict:
         """Return the state of the parameters that this rank owns, with ``_smp_is_partial`` set.
 
+        Master weights are created before, if they are missing. Tensors share the memory of the
+        optimizer's.
+
         Args:
             gather_if_shard: With ``shard_optimizer_state``, also collect the parts of the other
                 replicas. Then the call is collective over the replicas. With False each replica
                 must save its own dictionary.
+
+        Returns:
+            The state as torch's, with the keys of a partial state; under fp16 or bf16 also master
+            weights and loss scale.
+
+        Raises:
+            RuntimeError: The collective broke, because a rank is gone.
         """
         self.init_master_params()
         owned = self._smp_owned()
@@ -555,8 +636,14 @@ class DistributedOptimizer(_Optimizer):
             gather_to_rank0: Return an empty dictionary on all ranks of the model but the first;
                 with sharded data parallelism on all ranks of the job but the first.
 
+        Returns:
+            The state as torch's; under fp16 or bf16 also master weights and loss scale.
+
         Raises:
             StepError: Ranks are missing. The error names these ranks.
+            SMPRuntimeError: A value of a split parameter has another shape than the parameter, and
+                cannot be joined.
+            RuntimeError: The collective broke, because a rank is gone.
         """
         is_divided = wrapped.model is not None and wrapped.model.partitioned
         if is_divided or self._smp_everywhere:
@@ -591,6 +678,9 @@ class DistributedOptimizer(_Optimizer):
         Args:
             index: Index of the parameter.
             pieces: This rank's shard, as the only item.
+
+        Raises:
+            SMPRuntimeError: The value has another shape.
         """
         parameter = self._smp_originals[index]
         return mesh.gather(mesh.shard_like(parameter, pieces[0], f"the state of parameter {index}"))
@@ -603,6 +693,7 @@ class DistributedOptimizer(_Optimizer):
 
         Raises:
             ValueError: The groups differ from the saved ones.
+            SMPRuntimeError: As ``load_state``, if the model is partitioned.
         """
         self.load_options(state_dict)
         after_partition(functools.partial(self.load_state, dict(state_dict)))
@@ -617,11 +708,15 @@ class DistributedOptimizer(_Optimizer):
         Collective over all ranks. A partial state of other parameters is merged with those of the
         other ranks first.
 
+        State, master weights and loss scale are replaced; without saved masters these are set from
+        the parameters. Parameters are written with their masters.
+
         Args:
             saved: From ``state_dict`` or ``local_state_dict``.
 
         Raises:
-            SMPRuntimeError: The partial state is another rank's part.
+            SMPRuntimeError: The partial state is another rank's part, or a value has another shape.
+            RuntimeError: The collective broke, because a rank is gone.
         """
         self.init_master_params()
         owned = self._smp_owned()
@@ -651,7 +746,13 @@ class DistributedOptimizer(_Optimizer):
             self._smp_load_precision(saved.get(PRECISION))
 
     def _smp_load_precision(self, saved: Mapping[str, Any] | None) -> None:
-        """Load master weights and loss scale; without them set the masters from the parameters."""
+        """Load master weights and loss scale; without them set the masters from the parameters.
+
+        The parameters are written from the masters, too.
+
+        Raises:
+            SMPRuntimeError: A master has another shape.
+        """
         assert self._smp_masters is not None
         if saved is None:
             # Saved in float32, or without the optimizer.
@@ -687,6 +788,8 @@ class DistributedOptimizer(_Optimizer):
     def _smp_joined(self, parts: list[StateDict]) -> StateDict:
         """Return the full state from the parts of the tensor ranks.
 
+        The parts are not changed.
+
         Args:
             parts: The parts, in the order of the tensor ranks.
 
@@ -704,7 +807,10 @@ class DistributedOptimizer(_Optimizer):
         return _map_values(parts, join)
 
     def _smp_cut(self, saved: StateDict) -> StateDict:
-        """Return this tensor rank's part of a full state."""
+        """Return this tensor rank's part of a full state.
+
+        The saved state is not changed: cut values are copies.
+        """
         count, part = tp_size(), tp_rank()
 
         def cut(index: int, pieces: list[Any]) -> Any:
@@ -729,7 +835,11 @@ class _FlatTensors:
             start += tensor.numel()
 
     def narrow(self, dim: int, start: int, length: int) -> Tensor:
-        """Return the flat tensor that begins at element ``start``."""
+        """Return the flat tensor that begins at element ``start``.
+
+        Raises:
+            KeyError: No tensor begins there.
+        """
         if not length:
             return torch.empty(0)
         return self._by_start[start].narrow(dim, 0, length)
@@ -758,7 +868,11 @@ class _WithInnerOptimizer:
     redefined_params = False
 
     def smp_setup(self, *_: Any) -> None:
-        """Extend the inner optimizer."""
+        """Extend the inner optimizer.
+
+        Raises:
+            SMPConfigError: The inner optimizer cannot be split.
+        """
         # With a loss scale of 1: the script multiplies by its own.
         DistributedOptimizer(self.optimizer)
         wrapped.optimizers.pop()  # hooks get the outer optimizer
@@ -775,6 +889,9 @@ def after_partition(action: Callable[[], None]) -> None:
     """Run an action now, or right after the partition if the model is not partitioned yet.
 
     The action runs once.
+
+    Raises:
+        Exception: An error of the action, if it runs now.
     """
     if wrapped.model is None or wrapped.model.partitioned:
         action()
@@ -792,6 +909,9 @@ def merge_parts(parts: list[StateDict]) -> StateDict:
 
     Args:
         parts: The states. The groups and the loss scale are those of the first one.
+
+    Returns:
+        A new state. The parts are not changed; inner values are theirs.
     """
     merged = dict(parts[0])
     merged_state: dict[int, Any] = {}
@@ -823,6 +943,9 @@ def _map_values(parts: list[StateDict], change: Callable[[int, list[Any]], Any])
 
     Returns:
         The first state, with the new values.
+
+    Raises:
+        Exception: An error of the function.
     """
     mapped = dict(parts[0])
     mapped["state"] = {}

@@ -65,6 +65,9 @@ class LossScaler:
     ) -> LossScaler:
         """Create a scaler from the arguments of ``smp.DistributedOptimizer``.
 
+        Returns:
+            A new scaler. Without ``dynamic_loss_scale`` it is static, with 1 for None.
+
         Raises:
             SMPConfigError: An argument is unknown or out of range.
         """
@@ -120,6 +123,8 @@ class LossScaler:
     def update_scale(self, overflow: bool) -> None:
         """Update the scale after a step.
 
+        A static scale stays. Counters of good steps and overflows are changed.
+
         Args:
             overflow: Whether a gradient of the step was infinite or not a number.
         """
@@ -149,7 +154,11 @@ class LossScaler:
         }
 
     def load_state_dict(self, saved: Mapping[str, float]) -> None:
-        """Load a result of ``state_dict``. A static scale stays as the script has set it."""
+        """Load a result of ``state_dict``. A static scale stays as the script has set it.
+
+        Raises:
+            KeyError: An entry is missing.
+        """
         if self.dynamic:
             self.loss_scale = float(saved["loss_scale"])
             self.good_steps = int(saved["good_steps"])
@@ -184,6 +193,10 @@ class MasterWeights:
     ) -> None:
         """Create copies for the parameters from index ``first`` on, and put them into the groups.
 
+        A master takes memory of its own, except for a sharded parameter's. State that the optimizer
+        has of the parameter moves to the master. Parameters that require no gradient, and those of
+        integers, get none.
+
         Args:
             optimizer: As for the class.
             gets_master: As for the class.
@@ -213,6 +226,9 @@ class MasterWeights:
         """Set the gradients of the masters to those of the parameters, divided by ``scale``.
 
         A parameter without a gradient takes the gradient of its master off.
+
+        The gradients of the parameters stay. The gradient of a sharded parameter with a scale of 1
+        is the same tensor.
         """
         for parameter, master in self.pairs.values():
             if parameter.grad is None:
@@ -229,6 +245,8 @@ class MasterWeights:
         """Write the masters into the parameters, rounded to their type.
 
         A shared parameter is its own master.
+
+        The written versions are stored, so that `refresh` does not take them for changes.
         """
         for index, (parameter, master) in self.pairs.items():
             if not mesh.is_sharded(parameter):
@@ -240,6 +258,8 @@ class MasterWeights:
         """Update the masters of parameters that were changed elsewhere, as by ``load_state_dict``.
 
         An element that is equal to the rounded master stays, because the master is more exact.
+
+        Sharded parameters are left out. The versions that were seen are stored.
 
         Args:
             everything: Compare all parameters, also those with an unchanged version: torch does not
@@ -257,9 +277,17 @@ class MasterWeights:
 def any_overflow(gradients: Iterable[Tensor], *, all_replicas: bool = False) -> bool:
     """Return whether a gradient on any rank of the model is infinite or not a number. Collective.
 
+    The CPU waits for the gradients. Nothing is changed.
+
     Args:
         gradients: This rank's gradients.
         all_replicas: Include the ranks of all replicas, and not only of this one.
+
+    Returns:
+        The same answer on all ranks of the group.
+
+    Raises:
+        RuntimeError: The collective broke, because a rank is gone.
     """
     group = CommGroup.WORLD if all_replicas else CommGroup.MP_GROUP
     # The sum of a gradient is infinite or not a number if one of its elements is.

@@ -27,6 +27,9 @@ def state_of_partition(module: nn.Module, owner: Mapping[str, int], partition: i
         module: The model.
         owner: Name of a module -> its partition.
         partition: The partition.
+
+    Returns:
+        Name -> value. Tensors share the memory of the model's, outside of the graph.
     """
     entries = module.state_dict(keep_vars=True)
     owner_by_name = _partition_by_name(module, owner)
@@ -50,6 +53,13 @@ def gather_state(
         partition: This rank's partition.
         to_first_only: All ranks but the first of the group return an empty dictionary.
         call: The script's call, for errors.
+
+    Returns:
+        Name -> value. With one rank of the model the tensors share its memory.
+
+    Raises:
+        StepError: Ranks have not made the call in time.
+        RuntimeError: The collective broke, because a rank is gone.
     """
     local_state = state_of_partition(module, owner, partition)
     if mp_size() == 1:
@@ -84,6 +94,10 @@ def gather_shared_state(module: nn.Module, *, to_first_only: bool, call: str) ->
         module: The model.
         to_first_only: All ranks but the first return an empty dictionary.
         call: The script's call, for errors.
+
+    Raises:
+        StepError: Ranks have not made the call in time.
+        RuntimeError: The collective broke, because a rank is gone.
     """
     meet(call, CommGroup.DP_GROUP)
     full_state: StateDict = OrderedDict()
@@ -97,6 +111,8 @@ def gather_shared_state(module: nn.Module, *, to_first_only: bool, call: str) ->
 
 def shard_state(module: nn.Module, entries: Mapping[str, Any]) -> StateDict:
     """Return a full state, or this rank's part of a state, as shared tensors.
+
+    The model is not changed; neither are the values.
 
     Args:
         module: The model with shared parameters.
@@ -121,6 +137,10 @@ def merge_partial(module: nn.Module, part: Mapping[str, Any], *, call: str) -> S
         module: The model.
         part: This rank's partial state.
         call: The script's call, for errors.
+
+    Raises:
+        StepError: Ranks have not made the call in time.
+        RuntimeError: The collective broke, because a rank is gone; or slices do not fit together.
     """
     meet(call)
     parts: list[Any] = [None] * mp_size()
@@ -131,9 +151,15 @@ def merge_partial(module: nn.Module, part: Mapping[str, Any], *, call: str) -> S
 def merge(parts: Iterable[Mapping[str, Any]], axes: Mapping[str, int]) -> StateDict:
     """Return the full state of partial states: slices of tensor ranks are joined.
 
+    An entry that several parts have, and that is not split, is the first one's. The parts are not
+    changed.
+
     Args:
         parts: The states, in the order of the ranks. Their mark is left out.
         axes: Name of a parameter -> the axis along which it is split over tensor ranks.
+
+    Raises:
+        RuntimeError: Slices of a tensor do not fit together.
     """
     values_by_name: dict[str, list[Any]] = {}
     for part in parts:
@@ -148,6 +174,8 @@ def merge(parts: Iterable[Mapping[str, Any]], axes: Mapping[str, int]) -> StateD
 
 def slice_state(module: nn.Module, entries: Mapping[str, Any]) -> StateDict:
     """Return a full state with this rank's slices of the split parameters.
+
+    The slices are views of the full tensors.
 
     Args:
         module: The model: tells which parameters are split over tensor ranks.
@@ -168,6 +196,8 @@ def complete_state(
     module: nn.Module, owner: Mapping[str, int], partition: int, local_state: Mapping[str, Any]
 ) -> StateDict:
     """Return a state with the entries of other partitions, so that a strict load accepts it.
+
+    The added entries are the model's own tensors. Nothing is loaded.
 
     Args:
         module: The model.

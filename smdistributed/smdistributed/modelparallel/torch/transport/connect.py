@@ -73,6 +73,9 @@ def connect(
 ) -> dict[str, dict[int, socket.socket]]:
     """Connect this rank with its peers. Collective: every rank of the job calls this once.
 
+    The address of this rank is written to the job's store, and by rank 0 a new token. The listening
+    socket is closed at the end. In a forked child the sockets are closed.
+
     Args:
         rendezvous: Where the ranks meet.
         rank: Global rank of this process.
@@ -81,10 +84,14 @@ def connect(
         timeout: Seconds after which the start fails.
 
     Returns:
-        Name of a link -> global rank of a peer -> socket.
+        Name of a link -> global rank of a peer -> connected socket, without a time limit. The
+        caller closes the sockets.
 
     Raises:
-        StartError: Ranks are missing after `timeout`, or an address cannot be reached.
+        StartError: Ranks are missing after `timeout`, an address cannot be reached, or another
+            program answers at it.
+        RuntimeError: The store cannot be used.
+        OSError: This host cannot listen at its address.
     """
     end = time.monotonic() + timeout
     # Names of the store: "token", and "candidate/RANK" and "address/RANK" of each rank.
@@ -150,7 +157,7 @@ class _Start:
         return max(self.end - time.monotonic(), 0.001)
 
     def wait(self, kind: str, ranks: Sequence[int] | range) -> None:
-        """Wait until each of some ranks has an entry in the store.
+        """Wait until each of some ranks has an entry in the store. Nothing is written.
 
         Args:
             kind: The kind of the entries, "candidate" or "address".
@@ -176,6 +183,9 @@ def own_address(host: str, port: int) -> str:
     Args:
         host: Name or address of the other host.
         port: A port of it.
+
+    Returns:
+        The first one with a route, as text, such as "10.0.0.7".
 
     Raises:
         StartError: The name cannot be resolved, or no route leads to the host.
@@ -213,6 +223,7 @@ def _reachable_address(start: _Start, world: int, master: tuple[str, int]) -> st
 
     Raises:
         StartError: Ranks are missing, or the master cannot be reached.
+        RuntimeError: The store cannot be used.
     """
     candidate = own_address(*master)
     start.store.set(f"candidate/{start.rank}", candidate)
@@ -247,6 +258,8 @@ def _missing(ranks: Sequence[int], action: str, timeout: float) -> str:
 def _connect_with(start: _Start, peer: int, link: str, token: bytes) -> socket.socket:
     """Connect with a lower rank, and return the socket after both ends have shown their token.
 
+    The call waits for the other end until the start fails.
+
     Args:
         start: The start of this rank.
         peer: Global rank of the other end. Its address is in the store.
@@ -254,7 +267,9 @@ def _connect_with(start: _Start, peer: int, link: str, token: bytes) -> socket.s
         token: The token of the job.
 
     Raises:
-        StartError: The rank cannot be reached, or another program is at its address.
+        StartError: The rank cannot be reached, the connection was closed, or another program is at
+            its address.
+        RuntimeError: The store cannot be used.
     """
     rank = start.rank
     host, port = start.store.get(f"address/{peer}").decode().split()
@@ -277,6 +292,8 @@ def _connect_with(start: _Start, peer: int, link: str, token: bytes) -> socket.s
 
 def exactly(connection: socket.socket, count: int) -> bytes:
     """Read an exact number of bytes from a connection, and return them.
+
+    The call waits for them, without limit unless the socket has one.
 
     Raises:
         ConnectionError: The connection ended before.
@@ -316,7 +333,14 @@ class _Acceptor(threading.Thread):
         self._is_cancelled.set()
 
     def run(self) -> None:
-        """Accept connections until all peers are here, or the time is over. The thread's body."""
+        """Accept connections until all peers are here, or the time is over. The thread's body.
+
+        Accepted peers are moved from `expected` to `accepted`. Connections without a complete hello
+        are closed at the end.
+
+        Raises:
+            OSError: The listening socket cannot be watched.
+        """
         self.listener.setblocking(False)
         with selectors.DefaultSelector() as selector:
             selector.register(self.listener, selectors.EVENT_READ)
@@ -338,7 +362,10 @@ class _Acceptor(threading.Thread):
                 connection.close()
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
-        """Accept a connection, and begin to read its hello."""
+        """Accept a connection, and begin to read its hello.
+
+        An error of the connection is passed over.
+        """
         # The other end may have gone meanwhile.
         with contextlib.suppress(OSError):
             connection, _ = self.listener.accept()
@@ -347,7 +374,10 @@ class _Acceptor(threading.Thread):
             selector.register(connection, selectors.EVENT_READ)
 
     def _read_hello(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
-        """Read a part of a hello, and admit or close the connection after the last part."""
+        """Read a part of a hello, and admit or close the connection after the last part.
+
+        An error of the connection closes it, and is not raised.
+        """
         hello = self._pending[connection]
         try:
             part = connection.recv(_HELLO.size - len(hello.data))
@@ -369,6 +399,8 @@ class _Acceptor(threading.Thread):
         """Check a hello, and answer with the other half of the token.
 
         The connection becomes one of the accepted ones.
+
+        It is made blocking for that. An error of the connection is not raised.
 
         Args:
             connection: The connection.
@@ -417,6 +449,9 @@ _KEEPALIVE_OPTIONS = {
 def _tune(connection: socket.socket) -> None:
     """Set the options of a socket: wait without limit, send at once, and notice a lost host within
     about ten seconds. The socket is closed in forked children.
+
+    Raises:
+        OSError: The system refuses an option.
     """
     connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

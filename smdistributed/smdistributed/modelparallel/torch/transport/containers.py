@@ -138,6 +138,10 @@ class Namespace:
 
         An object that cannot go to another rank is an `ObjectReference`, the same one in each
         call. Code is left out.
+
+        Returns:
+            Name -> value, a new dictionary. The former references to objects that are gone are
+            dropped.
         """
         namespace = self._namespace()
         values: dict[str, Any] = {}
@@ -158,6 +162,8 @@ class Namespace:
     def put(self, values: dict[str, Any]) -> None:
         """Set the variables or attributes, and delete those that have no value.
 
+        Variables of the process are written: all code that uses them sees the values.
+
         Args:
             values: Name -> value, as `get` returns them.
         """
@@ -173,6 +179,8 @@ class Namespace:
     def with_own_objects(self, values: dict[str, Any]) -> dict[str, Any] | None:
         """Return values of another rank, with objects of this rank in the place of the objects
         that stayed on the other one.
+
+        Nothing is written.
 
         Args:
             values: Name -> value, as the other rank sent them.
@@ -274,7 +282,10 @@ class ObjectAttributes:
 
     @classmethod
     def of(cls, holder: Any) -> Any:
-        """Return the container of an object: the same container until the step ends."""
+        """Return the container of an object: the same container until the step ends.
+
+        Containers are kept in `by_object_id`, a dictionary of the class.
+        """
         container = cls.by_object_id.get(id(holder))
         if container is None:
             container = cls.by_object_id[id(holder)] = cls(holder)
@@ -303,6 +314,8 @@ class ObjectAttributes:
 
     def put(self, values: dict[tuple[int, Any], Any]) -> None:
         """Set the values, and delete the other plain ones.
+
+        The attributes are written past ``__setattr__`` and properties. Other attributes stay.
 
         Args:
             values: (0 for an attribute or 1 for an item, name) -> value.
@@ -356,7 +369,10 @@ class LeafValues:
         return container
 
     def get(self) -> dict[str, Any]:
-        """Return ``{"value": a copy of the values}``: the same copy until the object is written."""
+        """Return ``{"value": a copy of the values}``: the same copy until the object is written.
+
+        A tensor is copied with its memory, outside of the graph.
+        """
         new_state = read_state(self.holder, self._state)
         if not self._content or new_state is not self._state:
             self._state = new_state
@@ -406,6 +422,9 @@ def _parts_of_configuration(value: Any) -> list[Any]:
     """Return the parts of an object of an installed class that are searched for containers.
 
     They are parts of a configuration, and plain data.
+
+    Such parts are attributes of classes with a common base, and containers of plain data. Nothing
+    is changed.
     """
     if isinstance(value, dict):
         return list(dict.values(value))
@@ -429,6 +448,8 @@ def _parts_of_configuration(value: Any) -> list[Any]:
 def _is_data(value: Any) -> bool:
     """Return whether a builtin container has only plain values, tensors, arrays and builtin
     containers of these, at any depth.
+
+    An empty container has only such values, too.
     """
     visited: set[int] = set()
     to_visit = [value]
@@ -460,6 +481,8 @@ def _have_common_base(one: type, other: type) -> bool:
 def read_content(container: Any) -> Any:
     """Return a copy of the present content of a container.
 
+    Items themselves are not copied.
+
     Returns:
         A list for a list or a deque. A dictionary for all others: the items of a dictionary, the
         members of a set as keys, or the attributes of an object by name.
@@ -476,7 +499,12 @@ def read_content(container: Any) -> Any:
 
 
 def has_same_items(one: Any, other: Any) -> bool:
-    """Return whether two contents have the same objects, in the same order, under equal keys."""
+    """Return whether two contents have the same objects, in the same order, under equal keys.
+
+    Args:
+        one: A list or a dictionary, as `read_content` returns it.
+        other: The same kind of content.
+    """
     if len(one) != len(other):
         return False
     if isinstance(one, list):
@@ -503,6 +531,8 @@ def is_assignable(leaf: Any) -> bool:
     """Return whether `assign` can put the `read_value` of one leaf into another.
 
     So it is for arrays and generators of random numbers.
+
+    Nothing is written.
     """
     kinds = (torch.Generator, random.Random, bytearray, array.array)
     # Only numpy's generators have a bit generator.
@@ -523,9 +553,16 @@ def read_value(leaf: Any) -> Any:
 def assign(target: Any, value: Any) -> None:
     """Write another content into a container, or another value into an assignable leaf, in place.
 
+    A generator of random numbers gets a state. A tensor is written without a graph, also one that
+    requires a gradient.
+
     Args:
         target: The container or the leaf.
         value: A content as `read_content` returns it, or a value as `read_value` returns it.
+
+    Raises:
+        RuntimeError: torch refuses the value, for example one of another shape.
+        ValueError: An array is read-only or has another shape.
     """
     if isinstance(target, Namespace | ObjectAttributes | ThreadLocalValues | LeafValues):
         target.put(value)
@@ -554,6 +591,8 @@ def assign(target: Any, value: Any) -> None:
 def _assign_attributes(target: Any, value: Mapping[str, Any]) -> None:
     """Replace the items of a dictionary or set, or the attributes of an object, in place.
 
+    A frozen dataclass is written, too.
+
     Args:
         target: The dictionary, the set or the object.
         value: The new items or attributes; all others are deleted.
@@ -579,6 +618,10 @@ def find_containers(value: Any, package: str = "") -> Iterator[Any]:
     """Yield the containers in a value, each once, with the value itself first.
 
     A copy of the value yields its own containers in the same order.
+
+    A container is a list, a deque, a set, a dictionary, or an object with attributes. Containers
+    for objects of installed packages are made with that, and kept until the step ends
+    (`ObjectAttributes.of`). The values are not changed.
 
     Args:
         value: The value.
@@ -643,6 +686,8 @@ def find_leaves(value: Any, package: str) -> Iterator[Any]:
 
     A leaf that is in several places comes several times.
 
+    A leaf is an object such as a tensor, an array or an iterator (`is_leaf`), and not autograd's.
+
     Args:
         value: The value.
         package: As for `find_containers`.
@@ -663,7 +708,11 @@ def find_leaves(value: Any, package: str) -> Iterator[Any]:
 
 
 def is_leaf(value: Any) -> bool:
-    """Return whether a value is no container, and can be written in place."""
+    """Return whether a value is a leaf: no container, and can be written in place.
+
+    Such a leaf is not autograd's: it is a tensor, a parameter, an array, a function, a generator or
+    another builtin iterator. So is each object of numpy.
+    """
     kind: Any = type(value)
     if kind in EXACT_PLAIN_CLASSES:
         return False
@@ -693,10 +742,16 @@ def read_state(leaf: Any, earlier: Any = None, limit: int | None = None) -> Any:
 
     The caller compares states by identity, and does not look into them.
 
+    Nothing is written, and an iterator is not moved on. Values of a tensor on a GPU are waited for.
+
     Args:
         leaf: The leaf.
         earlier: An earlier state. This object is returned if the leaf was not written since.
         limit: Largest size in bytes of an array or a tensor with compared values; None: no limit.
+
+    Returns:
+        An object to keep. None for a leaf without a state that can be read, and for an array above
+        the limit: then writes are not found.
     """
     if isinstance(leaf, torch.Tensor):
         return _state_of_tensor(leaf, earlier, limit)
@@ -735,6 +790,11 @@ def _state_of_tensor(tensor: torch.Tensor, earlier: Any, limit: int | None) -> A
 
     The copy is needed because torch does not count writes to a tensor's `data`. It is None for a
     tensor with values that cannot be compared, or with more bytes than the limit.
+
+    Args:
+        tensor: The tensor.
+        earlier: An earlier state, or None.
+        limit: Largest size in bytes of a tensor with copied values; None: no limit.
     """
     version = None if tensor.is_inference() else tensor._version  # noqa: SLF001
     is_comparable = _has_comparable_values(tensor)
@@ -778,6 +838,11 @@ def _are_same_bits(one: torch.Tensor, other: torch.Tensor | None) -> bool:
 def _state_of_array(values: Any, earlier: Any, limit: int | None) -> Any:
     """Return ((shape, type), copy of the values) of an array of numpy, or ``earlier`` if that is
     the same state. None for an array that is constant, or has more bytes than the limit.
+
+    Args:
+        values: The array.
+        earlier: An earlier state, or None.
+        limit: Largest size in bytes; None: no limit.
     """
     if is_constant(values) or (limit is not None and values.nbytes > limit):
         return None
@@ -800,6 +865,8 @@ def _state_of_other(leaf: Any) -> Any:
 
     Two states are equal if the leaf was not written between. None for an object without a state
     that can be read.
+
+    The leaf is not changed, and an iterator not moved on.
     """
     if isinstance(leaf, types.FunctionType):
         return [*map(_identity_of, (*vars(leaf).values(), *read_closure(leaf)))]
@@ -854,13 +921,20 @@ def items_of(content: Any) -> Any:
 
 @functools.lru_cache(4096)
 def is_foreign(kind: Any, package: str) -> bool:
-    """Return whether a class is of an installed package, and not of the given one.
+    """Return whether a class is foreign: of an installed package, and not of the given one.
 
-    Builtin classes and those of the standard library are foreign, too.
+    Builtin classes and those of the standard library are foreign, too. A class counts by the file
+    of its Python module: in ``site-packages``, ``dist-packages`` or the standard library. So a
+    class of a package that is installed in place, by ``pip install -e``, belongs to the script, as
+    those of ``__main__`` do. A class without a file is builtin. The answer is cached.
 
     Args:
         kind: The class.
-        package: Name of a top-level package; empty: none.
+        package: The top-level package that counts as the script's own although it is installed,
+            such as that of the model's class; empty: none.
+
+    Returns:
+        True for a class of torch, say, unless the package is "torch".
     """
     if kind.__module__.partition(".")[0] == package:
         return False
@@ -879,6 +953,8 @@ def _names_of_slots(kind: Any) -> tuple[str, ...]:
 
     The slots of its bases are included. A private name is mangled, as Python does:
     ``_Layer__cache`` for ``__cache`` of a class ``Layer``.
+
+    The answer is cached.
     """
     slots = []
     for base in kind.__mro__:

@@ -93,6 +93,8 @@ class Watch:
     ) -> None:
         """Start to watch.
 
+        A daemon thread is started. The watch shuts the sockets down when it leaves.
+
         Args:
             rank: Global rank of this process.
             connections: Global rank -> socket: on rank 0 for each other rank, on the others for
@@ -126,6 +128,8 @@ class Watch:
         The process ends after `grace` seconds in any case, because a process group may wait for
         ranks that are gone.
 
+        Later calls do nothing. A peer that is gone is passed over.
+
         Args:
             reason: The cause, in one line.
             rank: Global rank that failed; None: this rank.
@@ -150,12 +154,17 @@ class Watch:
 
         Args:
             seconds: The longest wait. None is returned after it.
+
+        Returns:
+            The failure, or None if there is none after that time.
         """
         self._has_failure.wait(seconds)
         return self.failure
 
     def say(self, line: str) -> None:
         """Print the reason for which this rank ends to standard error, once in this process.
+
+        An output that is closed is passed over.
 
         Args:
             line: The reason, in one line.
@@ -173,6 +182,8 @@ class Watch:
 
         Rank 0 waits for the others first, without limit: its process has the job's store. The
         process ends with status 1 if another rank has failed.
+
+        A second call does nothing. The thread of the watch is waited for at most a second.
         """
         if self._has_left:
             return
@@ -201,6 +212,9 @@ class Watch:
         Args:
             message: What JSON can write.
             except_peer: Global rank that does not get the message; None: all get it.
+
+        Raises:
+            TypeError: JSON cannot write the message.
         """
         data = json.dumps(message).encode()
         for peer, connection in list(self._sockets.items()):
@@ -210,7 +224,11 @@ class Watch:
                     connection.sendall(_SIZE.pack(len(data)) + data)
 
     def _run(self) -> None:
-        """Read messages until all connections have ended. The body of the watch's thread."""
+        """Read messages until all connections have ended. The body of the watch's thread.
+
+        A connection that ends without a farewell is recorded as a failure of its rank, unless this
+        rank leaves or has failed. While no message comes, calls are compared every 5 s.
+        """
         selector = selectors.DefaultSelector()
         for other, connection in self._sockets.items():
             selector.register(connection, selectors.EVENT_READ, other)
@@ -248,6 +266,9 @@ class Watch:
 
         Returns:
             Whether more messages may come from the peer: not after a farewell.
+
+        Raises:
+            KeyError: A message lacks an item that belongs to its kind.
         """
         if "failed" in message:
             self._record_failure(int(message["failed"]), str(message["reason"]), peer)
@@ -267,6 +288,8 @@ class Watch:
         """Ask all ranks, by way of rank 0, for their calls if this rank stays in the same call.
 
         The first request is after `LOOK_SECONDS`, the next after twice that time, and so on.
+
+        A request goes to all ranks; on rank 0 a difference may end the job.
         """
         if self.calls is None:
             return
@@ -282,6 +305,9 @@ class Watch:
     def _report_calls(self, *, asks: bool) -> None:
         """Report the calls of this rank to rank 0.
 
+        Without recorded calls nothing is sent. On rank 0 the report is stored, and a difference may
+        end the job.
+
         Args:
             asks: Whether rank 0 asks the other ranks for theirs, too.
         """
@@ -296,7 +322,10 @@ class Watch:
         self._take_report(0, report)
 
     def _request_reports(self) -> None:
-        """On rank 0: ask every rank for its calls, unless it did within `LOOK_SECONDS`."""
+        """On rank 0: ask every rank for its calls, unless it did within `LOOK_SECONDS`.
+
+        Reports that have come before are dropped.
+        """
         now = time.monotonic()
         if self.calls is None or now - self._requested_at < LOOK_SECONDS:
             return
@@ -308,6 +337,8 @@ class Watch:
         """On rank 0: store the report of a rank, and compare when all ranks have answered.
 
         Ranks that have ended do not answer, and are not waited for.
+
+        A difference ends the job.
         """
         self._reports[rank] = report
         if self._reports.keys() >= {0, *self._sockets}:
@@ -316,6 +347,8 @@ class Watch:
     def _compare_reports(self) -> None:
         """On rank 0: compare the reports that are here, and end the job if two ranks can never go
         on. The reports are dropped.
+
+        The higher of the two ranks is recorded as failed.
         """
         reports, self._reports = self._reports, {}
         difference = first_difference(reports)
@@ -331,6 +364,9 @@ class Watch:
 
     def _record_failure(self, rank: int, reason: str, origin: int) -> None:
         """Record a failure, pass it on, and end this process after the grace period.
+
+        Only the first failure counts. `failure` is not set if this rank itself is the one: another
+        rank has noticed it.
 
         Args:
             rank: Global rank that failed.
@@ -365,6 +401,8 @@ class Watch:
         """Print the reason, and end this process with status 1, without its exit functions.
 
         A collective or a computation would let no exception through.
+
+        The output is flushed for at most a second. The call does not return.
         """
         self.say(line)
         # From another thread, because the main thread may hold the lock of its output for ever.
@@ -378,6 +416,8 @@ def _receive(connection: socket.socket) -> dict[str, Any] | None:
     """Read a message, and return it: a JSON object.
 
     None at the end of the connection, and for an invalid message.
+
+    The call waits for the whole message.
     """
     try:
         (size,) = _SIZE.unpack(exactly(connection, _SIZE.size))

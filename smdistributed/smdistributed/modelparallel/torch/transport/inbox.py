@@ -76,9 +76,15 @@ class Inbox(Generic[T]):
     def add(self, source: Source[T], name: str) -> None:
         """Begin to read from a source, in the thread that waits or in a reader thread.
 
+        The thread is a daemon. With `may_read` all sources share one reader thread, which starts
+        with the first source.
+
         Args:
             source: The connection.
             name: Name of the source's thread, if it gets one.
+
+        Raises:
+            OSError: The descriptor cannot be watched.
         """
         self._sources[source.fileno()] = source
         if self._may_read is None:
@@ -99,13 +105,16 @@ class Inbox(Generic[T]):
         return self._items.empty()
 
     def get(self, timeout: float | None = None) -> T:
-        """Wait for the next message, and return it.
+        """Wait for the next message, remove it from the inbox, and return it.
+
+        While it waits, this thread may read all sources itself; otherwise the reader threads do.
 
         Args:
             timeout: Seconds; None waits for ever.
 
         Raises:
             queue.Empty: No message came in this time.
+            BaseException: An interrupt, such as KeyboardInterrupt.
         """
         # Hot: a remote call waits here. Polling by this thread saves the wake-up of a reader.
         if self._items.empty() and (self._may_read is None or not self._may_read()):
@@ -131,6 +140,8 @@ class Inbox(Generic[T]):
         """Wait until sources that were shut down have been read to their end.
 
         Returns without an error after the longest wait, too.
+
+        A reader thread that sleeps is woken with that.
 
         Args:
             sources: File descriptors of the sources.
@@ -161,11 +172,14 @@ class Inbox(Generic[T]):
 
         Polls for `SPIN_SECONDS`, and sleeps after that.
 
+        Nothing is read.
+
         Args:
             end: Time at which the wait ends, as of `time.monotonic`; None: never.
 
         Raises:
             queue.Empty: No message came until then.
+            OSError: The descriptors cannot be polled.
         """
         if self._begun:
             return tuple(self._begun)
@@ -189,6 +203,9 @@ class Inbox(Generic[T]):
 
         Args:
             ready: File descriptors of sources with a message.
+
+        Raises:
+            BaseException: An error of a source's `read`: an interrupt.
         """
         for number in ready:
             source = self._sources[number]
@@ -220,6 +237,8 @@ class Inbox(Generic[T]):
         """Read when no other thread waits for messages. The body of the reader thread.
 
         It ends with the last source.
+
+        Messages go into the inbox.
         """
         while self._sources:
             self._bell.poll()
@@ -233,7 +252,10 @@ class Inbox(Generic[T]):
                     self._take(ready)
 
     def _read_one(self, source: Source[T]) -> None:
-        """Read a source to its end. The body of the source's own thread."""
+        """Read a source to its end. The body of the source's own thread.
+
+        Messages go into the inbox, and the source is forgotten at its end.
+        """
         number, has_more = source.fileno(), True
         while has_more:
             item, has_more = source.read()

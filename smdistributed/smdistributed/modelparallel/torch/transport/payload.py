@@ -43,6 +43,12 @@ class GroupPayload:
     """
 
     def __init__(self, rank: int, device: torch.device, topology: Topology, backend: str) -> None:
+        """Create the communicators of all pipelines, and use those of this rank once. Collective
+        over the job.
+
+        Raises:
+            RuntimeError: The backend cannot connect the ranks.
+        """
         self.rank, self.device = rank, device
         self.members = topology.members(CommGroup.PP_GROUP)
         self._groups: dict[tuple[int, int], Any] = {}
@@ -61,6 +67,9 @@ class GroupPayload:
         """Use each communicator once, in the same order on both its ranks, and wait for the end.
 
         The first use makes the connections, and would otherwise wait in the middle of a step.
+
+        Raises:
+            RuntimeError: The backend cannot connect the ranks.
         """
         with self._on_device():
             token = torch.zeros(1, dtype=torch.uint8, device=self.device)
@@ -83,6 +92,9 @@ class GroupPayload:
             peer: Rank of the receiver in the pipeline.
             tensors: Tensors that fill their memory, on this rank's device. Their memory is kept
                 until the sends are completed.
+
+        Raises:
+            RuntimeError: The backend refused a send.
         """
         target = self.members[peer]
         # The memory of a send must live until the send is completed.
@@ -104,10 +116,18 @@ class GroupPayload:
         The reader thread of that peer calls this, in the order of the headers. `arrived` waits for
         a tensor.
 
+        Each receive is kept as an attribute of its tensor until `arrived`.
+
         Args:
             peer: Rank of the sender in the pipeline.
             descriptions: (type, shape, strides) of each tensor; the strides are None for a
                 contiguous one.
+
+        Returns:
+            New tensors on this rank's device. Their values are undefined before `arrived`.
+
+        Raises:
+            RuntimeError: The backend refused a receive, or there is no memory.
         """
         source = self.members[peer]
         received = []
@@ -133,6 +153,12 @@ class GroupPayload:
         """Make the current stream wait for received tensors.
 
         Called by the thread that uses them.
+
+        With a GPU the CPU does not wait. Other backends are waited for. A tensor that did not come
+        by this payload is passed over.
+
+        Raises:
+            RuntimeError: A receive failed.
         """
         for tensor in tensors:
             work = None if tensor is None else vars(tensor).pop(_WORK, None)

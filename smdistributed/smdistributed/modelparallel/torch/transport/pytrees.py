@@ -70,6 +70,8 @@ def _class_and_attributes(tensor: torch.Tensor) -> tuple[type[torch.Tensor], dic
 
     A class with ``__torch_dispatch__`` is treated as a plain tensor: its inner tensors are unknown.
 
+    Attributes with a leading underscore are not sent.
+
     Returns:
         (class, attributes); None for a plain tensor.
     """
@@ -110,6 +112,8 @@ class _Pickler(pickle.Pickler):
     def persistent_id(self, value: Any) -> Any:
         """Return what stands for an object in the pickled value; None: pickle takes the object.
 
+        A tensor is added to `tensors` at its first occurrence.
+
         Returns:
             The name of an object that the receiver has. The number of a tensor, or (number, class,
             attributes) if it is more than a plain tensor.
@@ -146,6 +150,8 @@ class _Pickler(pickle.Pickler):
         """Return how pickle takes an object apart, as ``object.__reduce_ex__`` does.
 
         NotImplemented: as pickle does by itself.
+
+        Where tensors are only collected, an error of the object is passed over.
         """
         if not self.only_finds or value is int:
             return NotImplemented
@@ -180,6 +186,12 @@ class _Unpickler(pickle.Unpickler):
         """Return the object for what `_Pickler.persistent_id` has returned.
 
         A tensor that is more than a plain tensor gets its class and its attributes first.
+
+        A tensor of a subclass takes the place of the plain one in `tensors`. Attributes are set on
+        the tensor itself.
+
+        Raises:
+            Exception: An attribute cannot be set.
         """
         if isinstance(place, tuple) and isinstance(place[0], int):
             number, kind, attributes = place
@@ -205,7 +217,9 @@ def flatten(value: Any, names: Mapping[int, Any] | None = None) -> tuple[Tree, l
         names: ``id()`` of an object that the receiver has -> a name for it, which is no integer.
 
     Returns:
-        The value without tensors, and the tensors. An error of pickle is stored in the tree.
+        (tree, tensors). The tensors are the same objects as in the value, each once, in the order
+        of their numbers. An error of pickle is stored in the tree, and raised when the tree is sent
+        or unflattened.
     """
     names = names or {}
     if (
@@ -233,8 +247,13 @@ def unflatten(
         tensors: The tensors, in the order of `flatten`.
         own_object: Returns the receiver's object for a name that `flatten` got.
 
+    Returns:
+        The value: a new object, with the given tensors in it. For a tree that is one tensor it is
+        the first of the tensors.
+
     Raises:
-        Exception: The value could not be pickled.
+        Exception: The value could not be pickled, or cannot be unpickled on this rank, for example
+            because a class is missing.
     """
     if isinstance(tree.data, Exception):
         raise tree.data
@@ -247,6 +266,9 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     """Return the tensors in a value, each once, without parameters and buffers of modules.
 
     Objects that pickle refuses are passed over.
+
+    The value is walked as pickle does: ``__reduce_ex__`` of objects in it is called. An error ends
+    the search, and what was found counts.
     """
     pickler = _Pickler(io.BytesIO(), {}, only_finds=True)
     # An error ends the search: the tensors that were found count.
@@ -261,9 +283,14 @@ def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
     Objects without tensors are not copied. Tensors in an object that is more than a container
     stay as they are.
 
+    The value itself is not changed, unless the function changes its tensors.
+
     Args:
         function: Gets a tensor.
         value: The value.
+
+    Raises:
+        Exception: An error of the function, or of a deep copy.
     """
 
     def map_leaf(leaf: Any) -> Any:

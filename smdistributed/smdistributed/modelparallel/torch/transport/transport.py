@@ -117,12 +117,19 @@ class Transport:
     ) -> None:
         """Start to read from all connections.
 
+        The inbox gets a reader thread; with a payload, each connection gets one. The link owns the
+        sockets: `close` closes them.
+
         Args:
             group: The ranks that the link connects.
             connections: Global rank of a peer -> the socket.
             inbox: Where messages go; two links may share one. None: an own one.
-            payload: Carries tensors; None: all tensors go through host memory.
+            payload: The transport of tensors on GPUs, such as NCCL (payload.py); None: all tensors
+                go through host memory, by TCP.
             device: This rank's GPU.
+
+        Raises:
+            ValueError: The rank, or a peer with a connection, is not among the members.
         """
         self.members, self.kind = tuple(group.members), group.kind
         self.rank, self.size = self.members.index(group.rank), len(self.members)
@@ -147,15 +154,20 @@ class Transport:
     def send(self, peer: int, message: object, tensors: Sequence[torch.Tensor | None] = ()) -> None:
         """Send a message. Only one thread may send at a time.
 
+        The call returns when the operating system has taken all bytes; the receiver may not have
+        read them. A tensor on a GPU is copied to host memory, or the payload launches its send.
+        `bytes_sent` counts the others.
+
         Args:
             peer: Rank in the group, not `rank`.
             message: Any object that can be pickled.
             tensors: Dense tensors; None for a missing one.
 
         Raises:
-            OSError: The connection is lost.
-            TypeError: A tensor is not dense.
-            Exception: The message cannot be pickled. The class depends on the object.
+            OSError: The connection is lost. A part of the message may have gone.
+            TypeError: A tensor is nested, sparse, or on the device meta. Nothing was sent.
+            Exception: The message cannot be pickled, with a class that depends on the object; or
+                the payload's backend failed.
         """
         # Hot: one pass over the tensors, without copies of their memory.
         descriptions: list[_Description | None] = []
@@ -197,7 +209,10 @@ class Transport:
         self.bytes_sent += total
 
     def close(self) -> None:
-        """End all connections and reader threads, and the payload. Messages in the inbox stay."""
+        """End all connections and reader threads, and the payload. Messages in the inbox stay.
+
+        An error of a connection is passed over. The readers are waited for at most a second.
+        """
         self.closed = True
         for connection in self._sockets.values():
             with contextlib.suppress(OSError):
@@ -218,15 +233,25 @@ class Transport:
     ) -> list[torch.Tensor | None]:
         """Read the tensors of a message, which follow its header, and return them.
 
-        A tensor that the payload carries may still be on the way: `arrived` makes it ready.
+        The payload is the link's own transport for tensors on GPUs, such as NCCL (payload.py): it
+        receives the tensors that it *carries*, which do not come by this connection. Such a tensor
+        may still be on the way: `arrived` makes it ready. All others have their values, and are on
+        the CPU or on this rank's GPU, as on the sender.
 
         Args:
             peer: Rank of the sender in the group.
             stream: The connection.
             descriptions: The tensors, as the header describes them; None for a missing one.
 
+        Returns:
+            A list with one entry for each description: a new tensor, or None for a missing one.
+
         Raises:
-            EOFError: The connection ended before.
+            EOFError: The connection was closed within the message.
+            OSError: The socket cannot be read, for example because the peer has reset the
+                connection.
+            KeyError: A type of a description is unknown to this release of torch.
+            RuntimeError: There is no memory for a tensor, or the payload's backend failed.
         """
         tensors: list[torch.Tensor | None] = []
         carried: list[int] = []  # numbers of the tensors that the payload receives
@@ -289,11 +314,21 @@ class _Source:
         return self.stream.start < self.stream.end
 
     def read(self) -> tuple[Item | None, bool]:
-        """Read one message, and wait for its end. An error is a message, too.
+        """Read one message from the connection, and wait for its end. An error is a message, too.
+
+        The tensors are received with that, by way of the payload, too. The connection is not closed
+        after an error, but must not be read any more.
 
         Returns:
-            The message and True; after the end of the connection `PeerLost` and False, or None and
-            False if this rank closed the link.
+            (item, True) after a message: the item is (link, rank of the sender, message, tensors).
+            (item, False) with `PeerLost` as the message if the connection has ended, cannot be
+            read, or brought a message that cannot be read: one that cannot be unpickled, or with
+            tensors that cannot be made. (None, False) if the connection has ended because this rank
+            closed the link.
+
+        Raises:
+            BaseException: An interrupt of the reading thread, such as KeyboardInterrupt of Ctrl-C.
+                A `PeerLost` is put into the inbox before, because the rest of the message is lost.
         """
         link, peer, stream = self.link, self.peer, self.stream
         try:
@@ -336,11 +371,14 @@ class _Stream:
     def take(self, count: int) -> memoryview:
         """Return the next bytes of the connection. They are valid until the next call.
 
+        A count above the size of the buffer is read into new memory.
+
         Args:
             count: Number of bytes.
 
         Raises:
-            EOFError: The connection ended before.
+            EOFError: The connection was closed before that many bytes came.
+            OSError: The socket cannot be read.
         """
         if count > len(self.view):
             large = memoryview(bytearray(count))
@@ -366,10 +404,11 @@ class _Stream:
         """Read until a memory is full: first from the buffer, then from the system without a copy.
 
         Args:
-            target: The memory.
+            target: The memory, which is written. After an error a part of it may be.
 
         Raises:
-            EOFError: The connection ended before.
+            EOFError: The connection was closed before.
+            OSError: The socket cannot be read.
         """
         ready = min(self.end - self.start, len(target))
         if ready:
@@ -406,6 +445,8 @@ def dense_strides(tensor: torch.Tensor) -> tuple[int, ...] | None:
     None for a contiguous tensor, and for one that does not fill its memory. ``channels_last``
     images and transposed matrices have such strides. The receiver gets the same layout, because
     modules read it, and kernels are chosen by it.
+
+    The tensor is not copied.
     """
     if tensor.is_contiguous():
         return None
@@ -431,10 +472,15 @@ def _memory(tensor: torch.Tensor, size: int) -> memoryview:
 def _send_all(connection: socket.socket, parts: list[Any], total: int) -> None:
     """Send buffers one after another.
 
+    The call waits until the operating system has taken all bytes.
+
     Args:
         connection: The socket.
         parts: The buffers. The list is changed.
         total: Sum of their sizes in bytes.
+
+    Raises:
+        OSError: The connection is lost. A part may have gone.
     """
     sent = connection.sendmsg(parts[:_MOST_PARTS])
     while sent < total:

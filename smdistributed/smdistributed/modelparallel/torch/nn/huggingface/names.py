@@ -23,6 +23,9 @@ def answer(model: nn.Module) -> None:
 
     The names in states and in lists of modules do not change.
 
+    The modules get further attributes, past ``nn.Module.__setattr__``, so that no submodule is
+    registered twice.
+
     Args:
         model: The full model. Only classes of `transformers` get names, and no attribute of a
             module is replaced.
@@ -43,6 +46,8 @@ def answer(model: nn.Module) -> None:
 
 def _add_name(module: nn.Module, name: str, own_names: tuple[str, ...]) -> nn.Module | None:
     """Add a name to the first submodule that has one of some names.
+
+    The name is an attribute of the module, and no registered submodule.
 
     Returns:
         The submodule; None if there is none, or if the module has such an attribute already.

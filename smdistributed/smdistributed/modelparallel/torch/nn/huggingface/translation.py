@@ -45,6 +45,9 @@ def translate(state_dict: StateDict, max_seq_len: int | None = None) -> StateDic
         state_dict: State of an ``smp.DistributedModel``, or of a model of Hugging Face.
         max_seq_len: Accepted; masks are not in the state dict.
 
+    Returns:
+        The same object.
+
     Raises:
         SMPUnsupportedError: The state is of the proprietary library's transformer modules.
     """
