@@ -385,6 +385,26 @@ def test_a_wrong_arn_is_refused_at_the_start(tmp_path: Path) -> None:
     )
 
 
+def test_a_netrc_that_is_there_already_stays(tmp_path: Path) -> None:
+    """The error of the file is told, and the file of another program is not removed."""
+    aws = tmp_path / "aws"
+    aws.write_text(f"#!/bin/sh\necho {TOKEN}\n", encoding="utf-8")
+    aws.chmod(0o755)
+    (tmp_path / "netrc").write_text("of another program", encoding="utf-8")
+    program = REPOSITORY / "launcher/trainworks_launcher/programs/codeartifact.py"
+    words = ("eu-west-1", "123456789012", "shared", "wheels", str(aws), "--", "true")
+    variables = {**os.environ, "TRAINWORKS_RUNTIME_DIRECTORY": str(tmp_path)}
+    done = subprocess.run(
+        (sys.executable, str(program), *words),
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "FileExistsError" in done.stderr
+    assert (tmp_path / "netrc").read_text(encoding="utf-8") == "of another program"
+
+
 def peer(name: str) -> str:
     path = PEER / name
     if not path.exists():

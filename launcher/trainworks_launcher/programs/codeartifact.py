@@ -108,8 +108,13 @@ def write_netrc(path: Path, host: str, token: str) -> None:
     except (OSError, UnicodeDecodeError):
         rest = ""
     descriptor = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
-        opened.write(f"machine {host} login {_USER} password {token}\n{rest}")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
+            opened.write(f"machine {host} login {_USER} password {token}\n{rest}")
+    except OSError:
+        # A part of it may have the token.
+        path.unlink()
+        raise
 
 
 def main(arguments: list[str]) -> int:
@@ -143,8 +148,8 @@ def main(arguments: list[str]) -> int:
     index = f"{address.rstrip('/')}/simple/"
     sys.stdout.write(f"trainworks: pip installs from {index}\n")
     sys.stdout.flush()
+    write_netrc(netrc, urlsplit(address).hostname or "", token)
     try:
-        write_netrc(netrc, urlsplit(address).hostname or "", token)
         environment = {**os.environ, "NETRC": str(netrc), "PIP_INDEX_URL": index}
         return subprocess.run(pip, env=environment, check=False).returncode
     finally:
