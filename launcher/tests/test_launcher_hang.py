@@ -962,7 +962,8 @@ def test_the_program_that_listens_for_the_signal_knows_the_names() -> None:
     text = (LAUNCHER / "trainworks_launcher/programs/python/sitecustomize.py").read_text(
         encoding="utf-8"
     )
-    assert f"faulthandler.register({signals.SIGNAL}," in text
+    assert f"\n_SIGNAL = {signals.SIGNAL}\n" in text
+    assert "faulthandler.register(_SIGNAL," in text
     assert f'os.memfd_create("{signals.MEMORY}")' in text
 
 
