@@ -2,8 +2,8 @@
 
 None is silently one host.
 
-Each set says where it is documented. A set of pairs and lists that is no distributed job stays one
-host, without a word.
+Each set says where it is documented. A set of pairs and lists that is not of a distributed job
+stays one host, without a word.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _LEVEL_DIGITS = 9
 """Digits of the largest log level that is read."""
 
 _SECONDS_LIMIT = 1e7
-"""A number of seconds is below this: four months are no limit of a job."""
+"""A number of seconds is below this, about four months: a longer limit is a mistake."""
 
 
 class Reader:

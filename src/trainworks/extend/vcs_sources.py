@@ -17,7 +17,7 @@ from trainworks.extend.requirements import ExtensionLock, GitRequirement
 from trainworks.extend.user_code import read_source
 from trainworks.facts.rows import SourceFile
 from trainworks.host.bootstrap import EPOCH
-from trainworks.host.cache import cache_folder
+from trainworks.host.cache import cache_folder, write_cached
 from trainworks.host.git import make_git_archival, make_source_archive
 from trainworks.terminal.output import say
 
@@ -91,10 +91,7 @@ def _archive(
     say(f"  cloning {requirement}")
     commit, archive = make_source_archive(requirement.url, commit or requirement.reference)
     with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        part = folder / f"{stem}-{commit}.part"
-        part.write_bytes(archive)
-        part.replace(folder / f"{stem}-{commit}.tar")
+        write_cached(folder / f"{stem}-{commit}.tar", archive)
     return commit, archive
 
 
