@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from jobs import BY_HAND
+from jobs import BY_HAND, error_of
 from ranks import run_ranks
 
 FOUR = {"microbatches": 4}
@@ -394,3 +394,58 @@ def test_where_batches_come_from_is_no_batch() -> None:
             in text
         )
         assert "Draw a batch outside of the function, and pass its tensors" in text
+
+
+class AppendOnly(list[int]):
+    """A list whose own code refuses to have its items replaced."""
+
+    def __setitem__(self, *_: Any) -> None:
+        raise TypeError("append only")
+
+
+class Journal(nn.Module):
+    """A module that appends to such a list in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.calls: list[int] = AppendOnly()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.append(len(self.calls))
+        return self.linear(x)  # type: ignore[no-any-return]
+
+
+def _errors_of_the_script() -> list[str]:
+    """Return the errors of steps whose own code raises them, and of a good step afterwards."""
+    import smdistributed.modelparallel.torch as smp
+
+    smp.init(BY_HAND)
+    journal = Journal()
+    model = smp.DistributedModel(nn.Sequential(journal, nn.Linear(4, 1)))
+    original_setattr = nn.Module.__setattr__
+
+    @smp.step
+    def read(_model: Any, _x: torch.Tensor) -> Any:
+        raise FileNotFoundError("no file shard-3")
+
+    @smp.step
+    def train(model: Any, x: torch.Tensor) -> Any:
+        loss = model(x).sum()
+        model.backward(loss)
+        return loss
+
+    x = torch.ones(4, 4)
+    errors = [error_of(lambda: read(model, x)), error_of(lambda: train(model, x))]
+    journal.calls = []
+    assert nn.Module.__setattr__ is original_setattr
+    errors.append(error_of(lambda: train(model, x)))
+    return errors
+
+
+def test_an_error_of_the_scripts_own_code_ends_the_step_and_leaves_the_next_one_whole() -> None:
+    first, second = run_ranks(2, _errors_of_the_script)
+    for errors in (first, second):
+        assert errors[2] == "nothing"
+    assert first[0] == "FileNotFoundError: no file shard-3"
+    assert first[1] == "TypeError: append only"

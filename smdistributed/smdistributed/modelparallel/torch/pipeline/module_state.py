@@ -848,13 +848,28 @@ class ModuleState:
         `nn.Module` are torch's again. Nothing happens if no step has begun.
 
         The descriptors are removed from the classes of modules, and all records of the step are
-        dropped. Attributes and containers that were written stay tracked in later steps.
+        dropped, also after an error. Attributes and containers that were written stay tracked in
+        later steps.
+
+        Raises:
+            Exception: An error of the code of a user's container, which refuses the value.
         """
         global _active_state
         # First: the writes below are no writes of a microbatch.
         nn.Module.__setattr__, nn.Module.__delattr__ = _torch_setattr, _torch_delattr  # type: ignore[method-assign]
         nn.Module.register_buffer = _torch_register_buffer  # type: ignore[method-assign]
         _active_state = None
+        try:
+            self._write_final_values()
+        finally:
+            self._drop_records()
+
+    def _write_final_values(self) -> None:
+        """Give the modules the values that the last microbatch saw.
+
+        Raises:
+            Exception: An error of the code of a user's container.
+        """
         self._running.settle_all()
         for slot in _attribute_slots.values():
             self._tracked_keys.add(slot.key)
@@ -865,6 +880,9 @@ class ModuleState:
                 if slot.has_changed:
                     self._tracked_keys.add(slot.key)
                 containers.assign(slot.holder, slot.value_after_step())
+
+    def _drop_records(self) -> None:
+        """Drop the records of a step, and take the descriptors from the classes of modules."""
         for (kind, name), had_name in self._descriptors.items():
             default = kind.__dict__[name].default
             delattr(kind, name)

@@ -131,43 +131,75 @@ class Runtime:
         self.pipeline.order = []
         for part in (self.calls, self.server, self.model):
             part.begin()
-        in_turn = self.scheduler.module_state.begin(function)
+        try:
+            step = self._begin(callables)
+            self._run(step)
+            if step.error is not None:
+                self._abort(step.error, step.trace)
+                raise step.error
+            self._end()
+        finally:
+            try:
+                # This writes to containers of the user, whose own methods may raise an error.
+                self.scheduler.module_state.end()
+            finally:
+                self.scheduler.step = None
+                for part in (self.calls, self.server, self.model):
+                    part.begin()
+        return step.results
+
+    def _begin(self, callables: Sequence[Callable[[], Any]]) -> Step:
+        """Record the state of the modules, and return the step that begins.
+
+        If that fails, the other ranks are told.
+
+        Args:
+            callables: The step function on each microbatch.
+
+        Raises:
+            Exception: An error of the user's code, for example of a property of a container.
+        """
+        try:
+            in_turn = self.scheduler.module_state.begin(self.pipeline.function)
+        except BaseException as error:
+            self._abort(error, traceback.format_exc())
+            raise
         bodies = [self._body(number, body) for number, body in enumerate(callables)]
-        streams = Streams(self._drawn)
-        step = Step(
+        return Step(
             bodies,
             CallerThread(),
-            streams,
+            Streams(self._drawn),
             simple=self.cfg.pipeline == "simple" and not in_turn,
             limit=1 if in_turn else self.cfg.active_microbatches,
         )
+
+    def _run(self, step: Step) -> None:
+        """Run the microbatches of a step, and requests of other ranks, until the step ends.
+
+        An error of a microbatch is recorded in the step, and so is a microbatch that saw another
+        state than in one process.
+
+        Raises:
+            StepError: A connection was lost.
+            PeerError: The connection with a rank that gets a message in turn is lost.
+        """
         self.scheduler.step = step
         try:
             messages, self._early_messages = self._early_messages, []
             for item in messages:
                 self._dispatch(item)
             self.scheduler.run(step)
-            self._drawn |= streams.moved()
-            # A conflict may be the cause of an error of torch: a graph that was freed, a tensor
-            # that was written.
-            if step.error is None or type(step.error) is RuntimeError:
-                conflict = self.scheduler.module_state.find_conflict()
-                if conflict is not None:
-                    conflict.__cause__ = step.error
-                    step.error = conflict
-                    step.trace = "".join(traceback.format_exception(conflict))
-            if step.error is not None:
-                self._abort(step.error, step.trace)
-                raise step.error
-            self._end()
         except OSError as error:
             raise StepError(f"a connection of the pipeline was lost: {error}") from error
-        finally:
-            self.scheduler.module_state.end()
-            self.scheduler.step = None
-            for part in (self.calls, self.server, self.model):
-                part.begin()
-        return step.results
+        self._drawn |= step.streams.moved()
+        # A conflict may be the cause of an error of torch: a graph that was freed, a tensor
+        # that was written.
+        if step.error is None or type(step.error) is RuntimeError:
+            conflict = self.scheduler.module_state.find_conflict()
+            if conflict is not None:
+                conflict.__cause__ = step.error
+                step.error = conflict
+                step.trace = "".join(traceback.format_exception(conflict))
 
     def model_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the root module in a step function, and return its result."""
