@@ -22,6 +22,7 @@ from trainworks_launcher.supervise.control.messages import (
     read_outcome,
 )
 from trainworks_launcher.supervise.outcome.cause import OutsideEvidence, ProcessEnd, failure_of
+from trainworks_launcher.supervise.outcome.evidence import Kind, Suspect
 from trainworks_launcher.supervise.outcome.outcome import (
     FAILED,
     STOPPED,
@@ -379,12 +380,44 @@ def test_what_the_kernel_killed_in_an_earlier_life_is_not_the_cause_of_the_last(
     first = verdict.suspect_ended_rank(rank)
     assert first is not None
     assert "out of memory: the kernel killed 1 process(es)" in first.outcome.text
-    verdict.forget()
+    verdict.forget(1)
     second = verdict.suspect_ended_rank(rank)
     assert second is not None
     assert second.outcome.text.startswith(
         "train.py on host algo-1, rank 1 (mode none): killed by SIGKILL"
     )
+
+
+def _failed_on(host: str, rank: int, kind: Kind, restarts: int) -> Suspect:
+    outcome = Outcome(
+        FAILED, 1, host, "ValueError: label 17", rank, place=f"train.py on host {host}, rank {rank}"
+    )
+    return Suspect(kind, 1.0 + restarts, 1.0 + restarts, outcome, restarts)
+
+
+def test_a_rank_that_fails_before_this_hosts_ranks_have_started_again_stays_known(
+    tmp_path: Path,
+) -> None:
+    verdict = Verdict(plan(environment()), str(tmp_path), Redactor({}))
+    verdict.add(_failed_on("algo-1", 0, Kind.TERMINATED, 0))
+    verdict.add(_failed_on("algo-2", 1, Kind.RECORDED, 0))
+    # Both start again, and rank 1 fails at once.
+    verdict.add(_failed_on("algo-2", 1, Kind.RECORDED, 1))
+    earlier = verdict.forget(1)
+    assert earlier is not None
+    assert earlier.is_effect
+    verdict.add(_failed_on("algo-1", 0, Kind.TERMINATED, 1))
+    known = verdict.first_failure()
+    assert known is not None
+    assert (known.outcome.host, known.outcome.rank, known.is_effect) == ("algo-2", 1, False)
+
+
+def test_a_failure_for_which_the_job_was_ended_is_not_judged_again(tmp_path: Path) -> None:
+    """The ranks of the next attempt are ended with the job: that is an effect."""
+    verdict = Verdict(plan(environment()), str(tmp_path), Redactor({}))
+    verdict.add(_failed_on("algo-1", 0, Kind.TERMINATED, 1))
+    reported = _failed_on("algo-2", 1, Kind.RECORDED, 0).outcome
+    assert verdict.judge(reported._replace(is_decided=True)).host == "algo-2"
 
 
 @pytest.mark.parametrize(

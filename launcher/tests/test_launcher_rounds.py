@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from trainworks_launcher.supervise.attribution.crash_loop import CrashLoop, Handlers
+from trainworks_launcher.supervise.outcome.evidence import KnownFailure
 from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome
 from trainworks_launcher.supervise.processes.attempts import Attempts
 from trainworks_launcher.supervise.processes.ranks import Rank
@@ -73,15 +74,30 @@ def test_a_long_round_and_one_that_lost_a_host_are_not_judged() -> None:
 
 # --- who gives up ---------------------------------------------------------------------------------
 FURTHER, NOTHING = True, False
-FAILURE = Outcome(
-    FAILED,
-    3,
-    "algo-2",
-    "ValueError: boom",
-    rank=3,
-    place="train.py on host algo-2",
-    end="exit status 3",
+FAILURE = KnownFailure(
+    Outcome(
+        FAILED,
+        3,
+        "algo-2",
+        "ValueError: boom",
+        rank=3,
+        place="train.py on host algo-2",
+        end="exit status 3",
+    ),
+    is_effect=False,
 )
+TERMINATED = KnownFailure(
+    Outcome(
+        FAILED,
+        143,
+        "algo-1",
+        rank=0,
+        place="train.py on host algo-1",
+        end="killed by SIGTERM",
+    ),
+    is_effect=True,
+)
+"""torchrun has ended this rank, because another one has failed."""
 
 
 class Job:
@@ -90,7 +106,10 @@ class Job:
     def __init__(self) -> None:
         self.outcomes: list[Outcome] = []
         self.lines: list[str] = []
-        of_leader = Handlers(lambda _: None, self.outcomes.append, self.lines.append)
+        self.known: KnownFailure | None = None
+        of_leader = Handlers(
+            lambda _: None, self.outcomes.append, self.lines.append, known=lambda: self.known
+        )
         of_worker = of_leader._replace(tell=self._tell)
         self.leader = CrashLoop("algo-1", True, of_leader)
         self.worker = CrashLoop("algo-2", False, of_worker)
@@ -146,10 +165,11 @@ def test_a_lost_host_begins_the_count_anew() -> None:
     assert len(job.outcomes) == 1
 
 
-def at(line: int, message: str) -> Outcome:
-    return FAILURE._replace(
+def at(line: int, message: str) -> KnownFailure:
+    outcome = FAILURE.outcome._replace(
         cause=f"ValueError: {message}", frames=f'  File "/opt/train.py", line {line}, in step'
     )
+    return KnownFailure(outcome, is_effect=False)
 
 
 def test_the_same_failure_is_the_same_exception_at_the_same_line_whatever_it_says() -> None:
@@ -171,6 +191,7 @@ def test_the_sentence_is_the_cause_beside_the_last_failure() -> None:
     for failure in (None, FAILURE, None):
         job.leader.count_restart(NOTHING, failure)
     (outcome,) = job.outcomes
+    assert outcome.is_decided
     assert outcome.text.splitlines() == [
         "3 restarts in a row without a step further: ValueError: boom",
         "train.py on host algo-2: exit status 3",
@@ -180,3 +201,28 @@ def test_the_sentence_is_the_cause_beside_the_last_failure() -> None:
         "the last restart got no step further (1 in a row; 3 end the job)",
         "the last restart got no step further (2 in a row; 3 end the job)",
     ]
+
+
+@pytest.mark.parametrize("effect_comes", [(0,), (1,), (2,), (0, 1, 2)])
+def test_a_rank_that_torchrun_has_ended_is_not_the_last_failure(
+    effect_comes: tuple[int, ...],
+) -> None:
+    """The leader may see its own rank end before the other host says why."""
+    job = Job()
+    job.leader.count_restart(NOTHING, FAILURE)
+    job.leader.receive_count("algo-2", {"rounds": 1})
+    for number in (1, 2):
+        job.leader.count_restart(NOTHING, TERMINATED if number in effect_comes else FAILURE)
+        job.known = TERMINATED if 0 in effect_comes else None
+        job.leader.receive_count("algo-2", {"rounds": number + 1})
+    (outcome,) = job.outcomes
+    assert (outcome.rank, outcome.status) == (3, 3)
+    assert outcome.text.startswith("3 restarts in a row without a step further: ValueError: boom")
+
+
+def test_an_end_by_torchrun_is_named_where_nothing_else_is_known() -> None:
+    job = Job()
+    for failure in (None, TERMINATED, None):
+        job.leader.count_restart(NOTHING, failure)
+    (outcome,) = job.outcomes
+    assert (outcome.rank, outcome.status) == (0, 143)

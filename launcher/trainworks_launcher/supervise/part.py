@@ -30,6 +30,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Sequence
 
 if TYPE_CHECKING:
+    from trainworks_launcher.supervise.outcome.evidence import KnownFailure
     from trainworks_launcher.supervise.outcome.outcome import Outcome
     from trainworks_launcher.supervise.processes.ranks import Rank
 
@@ -70,7 +71,7 @@ class Part:
     def rank_ended(self, rank: Rank) -> None:
         """A rank of this host has ended, before the job's outcome is known."""
 
-    def ranks_restarted(self, *, further: bool, failure: Outcome | None) -> None:
+    def ranks_restarted(self, *, further: bool, failure: KnownFailure | None) -> None:
         """Torchrun has started the ranks of this host again.
 
         Args:

@@ -3,7 +3,9 @@
 Every host counts how many of its last restarts, in a row, followed an attempt without progress,
 and sends that number to the leader. ``processes.attempts`` says what progress is on one host. On
 the leader an attempt made progress also if it failed in another way than the attempt before:
-another exception, or the same exception in another place (``Outcome.kind_of_failure``).
+another exception, or the same exception in another place (``Outcome.kind_of_failure``). A failure
+that may be only the effect of another one is not compared: the evidence of the first one may come
+later, from another host.
 
 The leader ends the job when the smallest number of all hosts that have had a restart reaches
 ``names.FRUITLESS_RESTARTS``: progress is mostly printed on one host, and saved on one. A host that
@@ -16,6 +18,7 @@ from typing import Callable, Mapping, NamedTuple
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.json_values import Json, number
+from trainworks_launcher.supervise.outcome.evidence import KnownFailure
 from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome, exit_status
 
 MESSAGE = "fruitless"
@@ -31,14 +34,14 @@ class Handlers(NamedTuple):
         tell: Sends this host's number to the leader.
         end: Ends the job with an outcome.
         log: Prints a line.
-        known: Returns the first failure that a host has reported since the last restart of this
+        known: Returns the first failure that hosts have reported since the last restart of this
             host; None for none.
     """
 
     tell: Callable[[int], None]
     end: Callable[[Outcome], None]
     log: Callable[[str], None]
-    known: Callable[[], Outcome | None] = lambda: None
+    known: Callable[[], KnownFailure | None] = lambda: None
 
 
 class CrashLoop:
@@ -57,10 +60,10 @@ class CrashLoop:
         self._handlers = handlers
         self._fruitless_restarts = 0
         self._restarts_by_host: dict[str, int] = {}  # on the leader alone
-        self._last_failure: Outcome | None = None
+        self._last_failure: KnownFailure | None = None
         self._last_kind = ""
 
-    def count_restart(self, further: bool, failure: Outcome | None) -> None:
+    def count_restart(self, further: bool, failure: KnownFailure | None) -> None:
         """Count a restart of this host's ranks; on a worker, send the number to the leader.
 
         On the leader this may print a line or end the job.
@@ -69,7 +72,9 @@ class CrashLoop:
             further: Whether the attempt before the restart made progress on this host.
             failure: The end of that attempt; None if this host does not know it.
         """
-        kind = failure.kind_of_failure if failure is not None else ""
+        kind = ""
+        if failure is not None and not failure.is_effect:
+            kind = failure.outcome.kind_of_failure
         # Another way of failing is progress; the leader alone compares them.
         if self._is_leader and kind:
             # The first failure has none to differ from.
@@ -78,9 +83,10 @@ class CrashLoop:
             self._last_kind = kind
         if further:
             self._fruitless_restarts = 0
+            self._last_failure = None
         else:
             self._fruitless_restarts += 1
-        self._last_failure = failure or self._last_failure
+        self._keep(failure)
         if self._is_leader:
             self._compare_hosts(self._host, self._fruitless_restarts)
         else:
@@ -97,8 +103,16 @@ class CrashLoop:
         """
         if not self._is_leader:
             return
-        self._last_failure = self._handlers.known() or self._last_failure
+        self._keep(self._handlers.known())
         self._compare_hosts(host, number(message.get("rounds")))
+
+    def _keep(self, failure: KnownFailure | None) -> None:
+        """Keep a failure as the last one, unless it may be the effect of the one that is kept."""
+        if failure is None:
+            return
+        last = self._last_failure
+        if last is None or last.is_effect or not failure.is_effect:
+            self._last_failure = failure
 
     def begin_anew(self) -> None:
         """Reset the numbers of all hosts: a host is lost, and the others go on."""
@@ -109,7 +123,8 @@ class CrashLoop:
         """Note the number of a host, and act if that raises the smallest number of all hosts.
 
         Below the limit a line is printed. At the limit the job ends with the last failure, whose
-        cause then begins with ``N restarts in a row without a step further``.
+        cause then begins with ``N restarts in a row without a step further``. The ranks of the new
+        attempt do not change it: they fail again, or torchrun ends them.
 
         Args:
             host: The host.
@@ -128,9 +143,13 @@ class CrashLoop:
             )
             return
         cause = f"{limit} restarts in a row without a step further"
-        last_failure = self._last_failure or Outcome(FAILED, 1, self._host)
+        last_failure = Outcome(FAILED, 1, self._host)
+        if self._last_failure is not None:
+            last_failure = self._last_failure.outcome
         if last_failure.cause:
             cause += f": {last_failure.cause}"
         # A failure that another host reported may have no status yet.
         status = exit_status(last_failure.status) or 1
-        self._handlers.end(last_failure._replace(kind=FAILED, status=status, cause=cause))
+        self._handlers.end(
+            last_failure._replace(kind=FAILED, status=status, cause=cause, is_decided=True)
+        )

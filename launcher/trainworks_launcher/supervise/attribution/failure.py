@@ -19,9 +19,11 @@ from trainworks_launcher.environment import directories
 from trainworks_launcher.plan.plan import NodePlan
 from trainworks_launcher.supervise.attribution import memory, outcome_files
 from trainworks_launcher.supervise.outcome.evidence import (
+    EFFECTS,
     KILL_SECONDS,
     First,
     Kind,
+    KnownFailure,
     Starter,
     Suspect,
     find_left_rank,
@@ -121,6 +123,7 @@ class Verdict:
                 self._find_leave_time(rank),
                 rank.ended_at,
                 self._make_early_end(self._plan.host, rank.number),
+                rank.restarts,
             )
         process_end = self._read_rank_end(rank, "")
         suspect = self._make_suspect(process_end, rank.status, rank.number)
@@ -128,14 +131,17 @@ class Verdict:
         # shows only in its status, which is None if nothing has read it.
         is_unknown_end = rank.status is None and suspect is not None and suspect.kind is Kind.LEFT
         if suspect is not None and not is_unknown_end:
-            return suspect
+            return suspect._replace(restarts=rank.restarts)
         failure = self._make_failure(None, process_end, self._place(rank.number))
-        return Suspect(Kind.UNSEEN, rank.ended_at, rank.ended_at, failure)
+        return Suspect(Kind.UNSEEN, rank.ended_at, rank.ended_at, failure, rank.restarts)
 
     def suspect_running_rank(self, rank: Rank) -> Suspect | None:
         """Return the evidence in the record of a rank that still runs; None without a record."""
         process_end = self._read_rank_end(rank, "")._replace(ended_at=math.inf)
-        return self._make_suspect(process_end, None, rank.number)
+        suspect = self._make_suspect(process_end, None, rank.number)
+        if suspect is None:
+            return None
+        return suspect._replace(restarts=rank.restarts)
 
     def suspect_program(self, outcome: Outcome, code: int, tail: Tail, pid: int) -> Suspect:
         """Return the failed program of this host as evidence, for a job whose ranks do not report.
@@ -234,30 +240,35 @@ class Verdict:
         """All evidence, in the order in which it came."""
         return tuple(self._by_rank.values())
 
-    def forget(self) -> Outcome | None:
-        """Forget all evidence, because the ranks start again.
+    def forget(self, restarts: int) -> KnownFailure | None:
+        """Forget the evidence of earlier attempts, because the ranks start again.
+
+        A rank of another host may have failed in the new attempt already: hosts start their ranks
+        at about the same time. Its evidence stays.
 
         Processes that the kernel has killed so far do not count for a later failure.
+
+        Args:
+            restarts: Number of restarts of this host's ranks, with the present one.
 
         Returns:
             The first failure among the forgotten evidence; None for none.
         """
-        first = self.first_known()
-        self._by_rank.clear()
+        earlier = [row for row in self._suspects if row.restarts < restarts]
+        first = self._find_first(earlier)
+        for row in earlier:
+            del self._by_rank[row.outcome.host, row.outcome.rank]
         self._oom_kills = self._count_oom_kills()
-        return first
+        return _known(first)
 
-    def first_known(self, host: str = "") -> Outcome | None:
+    def first_failure(self, host: str = "") -> KnownFailure | None:
         """Return the first failure since the ranks started; None if none is known.
 
         Args:
             host: Only failures of this host count; ``""``: those of all hosts.
         """
         suspects = [row for row in self._suspects if host in ("", row.outcome.host)]
-        first = self._find_first(suspects)
-        if first is None:
-            return None
-        return first.failed.outcome
+        return _known(self._find_first(suspects))
 
     def is_certain(self) -> bool:
         """Return whether a failure is known that is about the failed rank itself.
@@ -641,12 +652,12 @@ class Verdict:
 
         Returns:
             The first failure of any host, if the evidence outweighs the report. A stop gets a note
-            if no checkpoint was written. Any other end is returned as it is.
+            if no checkpoint was written. Any other end is returned as it is, and so is a failure
+            for which the launcher itself has ended the job.
         """
         if outcome.kind == STOPPED:
             return self._with_checkpoints(outcome)
-        if outcome.kind != FAILED or not outcome.place:
-            # Without a place it is not the end of a program, but one that the launcher decided.
+        if not outcome.may_be_an_effect:
             return outcome
         names_no_rank = self.ranks is not None and outcome.rank < 0
         starter = Starter(
@@ -767,6 +778,13 @@ class Verdict:
             oom_kills = count - self._oom_kills
         outside = OutsideEvidence(oom_kills, cause, note)
         return failure_of(place, code, self._hide_secrets(process_end), outside)
+
+
+def _known(first: First | None) -> KnownFailure | None:
+    """Return the failed rank, and whether its failure may be an effect; None for None."""
+    if first is None:
+        return None
+    return KnownFailure(first.failed.outcome, is_effect=first.cause.kind in EFFECTS)
 
 
 _SHELLS = ("bash", "dash", "ksh", "sh", "zsh")

@@ -98,7 +98,7 @@ class StuckStarter:
         if self._verdict.knows_all():
             return True
         options = " ".join(options_of_starter(self._plan.argv))
-        return self._verdict.first_known() is not None and not _GOES_ON.search(options)
+        return self._verdict.first_failure() is not None and not _GOES_ON.search(options)
 
     def _is_torchrun_stuck(self) -> bool:
         """Return whether torchrun should have ended.
@@ -115,7 +115,7 @@ class StuckStarter:
             return False
         if self._running.rank_pids():
             return False
-        return self._verdict.first_known(plan.host) is not None
+        return self._verdict.first_failure(plan.host) is not None
 
 
 def options_of_starter(argv: Sequence[str]) -> Sequence[str]:

@@ -150,6 +150,7 @@ def read_outcome(message: Message, sender: str) -> Outcome:
         host,
         rank=_read_rank(message.get("rank")),
         notes=tuple(words(note) for note in texts(message.get("notes"))),
+        is_decided=False,
         again=message.get("again") is True,
         restarts=0,
         lost_steps=None,
@@ -186,6 +187,7 @@ def suspect_fields(suspect: Suspect, now: float) -> dict[str, Json]:
     fields = outcome_fields(suspect.outcome)
     fields["evidence"] = suspect.kind.value
     fields["age"] = max(0.0, now - suspect.at)
+    fields["restarts"] = suspect.restarts
     if not math.isinf(suspect.ended_at):
         fields["ended"] = max(0.0, now - suspect.ended_at)
     return fields
@@ -209,4 +211,5 @@ def read_suspect(message: Message, sender: str, now: float) -> Suspect:
     ended_at = math.inf
     if "ended" in message:
         ended_at = now - seconds(message.get("ended"))
-    return Suspect(kind, now - seconds(message.get("age")), ended_at, outcome)
+    at = now - seconds(message.get("age"))
+    return Suspect(kind, at, ended_at, outcome, number(message.get("restarts")))

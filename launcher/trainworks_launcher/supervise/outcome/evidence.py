@@ -56,6 +56,13 @@ class Kind(Enum):
     PEER = "peer"
 
 
+EFFECTS = (Kind.TERMINATED, Kind.PEER, Kind.UNSEEN)
+"""Kinds of evidence about a rank that mostly has not failed by itself.
+
+torchrun ends every rank with SIGTERM after the failure of one; a rank reports the end of a peer.
+"""
+
+
 class Observation(NamedTuple):
     """The state of one process, as its host observes it.
 
@@ -88,12 +95,14 @@ class Suspect(NamedTuple):
         ended_at: End of its process, which is the event that a starter sees; ``math.inf`` while
             the process runs.
         outcome: Host, rank, status (0: not known), cause and text.
+        restarts: Number of restarts that the rank's host had seen when the rank started.
     """
 
     kind: Kind
     at: float
     ended_at: float
     outcome: Outcome
+    restarts: int = 0
 
 
 class Starter(NamedTuple):
@@ -128,6 +137,19 @@ class First(NamedTuple):
 
     cause: Suspect
     failed: Suspect
+
+
+class KnownFailure(NamedTuple):
+    """The first failure of an attempt, as far as a host knows it.
+
+    Attributes:
+        outcome: The failure.
+        is_effect: Whether its evidence is one of ``EFFECTS``: it may be the effect of a failure
+            that this host does not know yet.
+    """
+
+    outcome: Outcome
+    is_effect: bool
 
 
 KILL_SECONDS = {"torchrun": 30.0, "mpirun": 1.0}

@@ -43,6 +43,8 @@ class Outcome(NamedTuple):
         own: The failure text that the user's program wrote, in place of all of the above.
         stopped: Reason of a stop; ``""`` without a stop, or if a failure explains it.
         unsaved: Work that a stopped job did not save; ends the first line.
+        is_decided: Whether the launcher has ended the job for this failure of a program, for
+            example after restarts without progress: what other ranks did then is an effect.
         again: Whether all hosts begin another attempt of the job.
         restarts: Number of restarts on all hosts.
         earlier: First lines of the failures before those restarts, in order.
@@ -63,6 +65,7 @@ class Outcome(NamedTuple):
     own: str = ""
     stopped: str = ""
     unsaved: str = ""
+    is_decided: bool = False
     again: bool = False
     restarts: int = 0
     earlier: Sequence[str] = ()
@@ -87,6 +90,15 @@ class Outcome(NamedTuple):
         if not self.place:
             return text
         return shorten(text)
+
+    @property
+    def may_be_an_effect(self) -> bool:
+        """Whether another failure may be the cause of this one.
+
+        Not so for a failure without a place, which is not the end of a program but one that the
+        launcher has found, and for one that is decided.
+        """
+        return self.kind == FAILED and bool(self.place) and not self.is_decided
 
     @property
     def retry(self) -> bool:

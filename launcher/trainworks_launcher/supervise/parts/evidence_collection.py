@@ -32,15 +32,15 @@ class EvidenceCollection(Part):
     def collect(self, outcome: Outcome, then: Callable[[], None]) -> None:
         """Ask all hosts what their ranks have noted, then call ``then``.
 
-        Nothing is asked, and ``then`` called at once, before the program and for a failure that is
-        not the end of a program.
+        Nothing is asked, and ``then`` called at once, before the program and for a failure that
+        cannot be the effect of another one (``Outcome.may_be_an_effect``).
 
         Args:
             outcome: The failure of a host.
             then: Called without arguments; perhaps much later (``inquiry.AWAITED_SECONDS``).
         """
         attempt = self._attempt
-        if attempt.phase is not Phase.RUNNING or not outcome.place:
+        if attempt.phase is not Phase.RUNNING or not outcome.may_be_an_effect:
             then()
         else:
             self._inquiry.begin(attempt.role.others(), then)

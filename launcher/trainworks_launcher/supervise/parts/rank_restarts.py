@@ -16,7 +16,7 @@ from trainworks_launcher.supervise.processes.attempts import Attempts
 
 if TYPE_CHECKING:
     from trainworks_launcher.supervise.attempt import Attempt
-    from trainworks_launcher.supervise.outcome.outcome import Outcome
+    from trainworks_launcher.supervise.outcome.evidence import KnownFailure
     from trainworks_launcher.supervise.processes.ranks import Rank
 
 
@@ -43,11 +43,11 @@ class RankRestarts(Part):
         now = time.time()
         # Whether the attempt before made progress; None if this is not the first rank of one.
         further = self._attempts_of_ranks.started(rank)
-        attempt.running.restarts = self._attempts_of_ranks.restarts
+        rank.restarts = attempt.running.restarts = self._attempts_of_ranks.restarts
         if further is None:
             # Another rank of the same attempt.
             return
-        failure = attempt.verdict.forget()
+        failure = attempt.verdict.forget(rank.restarts)
         attempt.clean_up_shared_memory(until=now)
         for part in attempt.parts:
             part.ranks_restarted(further=further, failure=failure)
@@ -68,14 +68,14 @@ class CrashLoopDetection(Part):
             tell=lambda rounds: attempt.tell(MESSAGE, rounds=rounds),
             end=attempt.report,
             log=attempt.log,
-            known=attempt.verdict.first_known,
+            known=attempt.verdict.first_failure,
         )
         self._crash_loop = CrashLoop(
             plan.member or plan.host, leads=plan.role != "worker", handlers=handlers
         )
         attempt.handlers[MESSAGE] = self._crash_loop.receive_count
 
-    def ranks_restarted(self, *, further: bool, failure: Outcome | None) -> None:
+    def ranks_restarted(self, *, further: bool, failure: KnownFailure | None) -> None:
         """Count a restart, unless the job ends: that may end the job."""
         if not self._attempt.is_over:
             self._crash_loop.count_restart(further, failure)

@@ -54,6 +54,7 @@ class Rank:
         began: Time at which the rank reported (monotonic clock).
         ended_at: Time at which the launcher noticed its end; 0.0 while it runs.
         error: Content of torch's error file, read after the rank's end.
+        restarts: Number of restarts of this host's ranks before this one started.
         streams: Its standard output and error.
     """
 
@@ -75,6 +76,7 @@ class Rank:
         self.began = time.monotonic()
         self.ended_at = 0.0
         self.error = b""
+        self.restarts = 0
         self._errors = errors
         self.streams: tuple[Stream, Stream] | None = None
 
