@@ -267,12 +267,20 @@ REQUEUED = """
 import os, pathlib, signal
 
 begun = os.environ.get("TRAINWORKS_RESUME_FROM", "nothing")
-print(f"node {os.environ['SLURM_NODEID']} begins with {begun}", flush=True)
+node = os.environ["SLURM_NODEID"]
+checkpoints = pathlib.Path(os.environ["TRAINWORKS_CHECKPOINT_DIRECTORY"])
+# Not its output: a launcher that is killed may not have passed that on.
+with open(checkpoints.parent / f"begins-{node}", "a") as file:
+    file.write(f"{begun}\\n")
 if begun == "nothing":
-    if os.environ["SLURM_NODEID"] == "1":
-        folder = os.environ["TRAINWORKS_CHECKPOINT_DIRECTORY"]
-        pathlib.Path(folder, "step-3.ckpt").write_text("weights")
-        os.kill(os.getppid(), signal.SIGKILL)
+    meeting = checkpoints.parent / "meeting"
+    if node == "0":
+        meeting.open("w").close()
+        signal.pause()
+    # Both nodes have begun when both have opened the FIFO.
+    meeting.open().close()
+    (checkpoints / "step-3.ckpt").write_text("weights")
+    os.kill(os.getppid(), signal.SIGKILL)
     signal.pause()
 """
 
@@ -286,9 +294,10 @@ def test_a_job_whose_task_is_lost_goes_on_when_it_is_requeued(
     batch = scripts_of_the_page()[1].replace("SECONDS=60", "SECONDS=20")
     assert "SECONDS=20\n" in batch
     (tmp_path / "checkpoints").mkdir()
+    os.mkfifo(tmp_path / "meeting")
     status, text = run_batch(slurm, tmp_path, manifest, batch, REQUEUED)
     assert status == 0, text
     for node in range(2):
-        assert text.count(f"node {node} begins with nothing") == 1, text
-        assert f"node {node} begins with {tmp_path}/checkpoints/step-3.ckpt" in text
+        begun = (tmp_path / f"begins-{node}").read_text().splitlines()
+        assert begun == ["nothing", f"{tmp_path}/checkpoints/step-3.ckpt"], text
     assert "starting again on every host (1 of 3): lost host" in text
