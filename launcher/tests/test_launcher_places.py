@@ -303,7 +303,9 @@ def test_a_directory_that_a_person_names_is_made_and_is_judged_the_same_the_seco
     named = {"SAGEMAKER_BASE_DIR": str(where / "out")}
     refused = [train(room, where, named, 0, "trian.py") for _ in range(2)]
     assert [result.returncode for result in refused] == [64, 64]
-    assert refused[0].stderr == refused[1].stderr
+    # On a busy machine a line before the refusal says that the host's files are slow to answer.
+    first, second = (result.stderr.splitlines()[-1] for result in refused)
+    assert first == second
     assert [path.name for path in where.iterdir()] == ["train.py"], (
         "a refusal leaves nothing behind"
     )
