@@ -169,6 +169,16 @@ Files = Mapping[str, bytes]
             id="lightning",
         ),
         pytest.param(
+            {"epoch=1-val_loss=0.45.ckpt": ZIP, "epoch=2-val_loss=0.31.ckpt": ZIP},
+            "epoch=2-val_loss=0.31.ckpt",
+            id="a number with a decimal point is not a step",
+        ),
+        pytest.param(
+            {"epoch-0.100.ckpt": ZIP, "epoch-0.200.ckpt": ZIP},
+            "epoch-0.200.ckpt",
+            id="the only number has a point",
+        ),
+        pytest.param(
             {"epoch=1-step=100.ckpt": ZIP, "last.ckpt": ZIP},
             "last.ckpt",
             id="the later one without number",

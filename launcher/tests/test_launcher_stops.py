@@ -144,7 +144,10 @@ def test_a_stop_without_a_checkpoint_is_said(
         launcher.read_until("ready")
         launcher.process.send_signal(signal.SIGTERM)
         assert launcher.wait() == status
-    words = f"; no checkpoint was written: no file in {tmp_path / place} is younger than the job"
+    words = (
+        f"; no checkpoint was written: no file in {tmp_path / place} is younger than the program's"
+        " start"
+    )
     assert (words in launcher.text) is is_said
     expected = "stopped by SIGTERM" if status else ""
     if status and is_said:
@@ -163,7 +166,7 @@ def test_the_last_host_to_end_does_not_hide_that_the_leader_saved_nothing(tmp_pa
     assert (
         verdict.judge(stopped).text
         == f"stopped by SIGTERM; no checkpoint was written: no file in {directory} is younger than"
-        " the job\nTraceback of algo-2"
+        " the program's start\nTraceback of algo-2"
     )
 
 

@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import socket
 import subprocess
 import sys
+import tarfile
 import threading
 import uuid
 from collections.abc import Iterator
@@ -20,10 +22,12 @@ import pytest
 
 from image.here import Here
 from image.support import ROOT, BuiltByCommand, engine_that_answers
-from image.test_imagetest import ignore
+from image.test_imagetest import IMAGE, LocalEngine, ignore
 from trainworks.engine import ENGINES
-from trainworks.engine.protocol import BuildRequest, Completed, Engine, Job
-from trainworks.errors import ImageTestError
+from trainworks.engine.protocol import BuildRequest, BuiltImage, Completed, Engine, Job, Layer
+from trainworks.errors import EngineUnavailableError, ImageTestError
+from trainworks.extend.base_image import find_base
+from trainworks.facts.load import load
 from trainworks.imagetest import probe_request
 from trainworks.imagetest.any_image import FRAMEWORKS, Frameworks
 from trainworks.imagetest.probe.answers import Answer
@@ -116,6 +120,39 @@ def listener() -> Iterator[tuple[int, list[bytes]]]:
         yield server.getsockname()[1], caught
         server.shutdown(socket.SHUT_RDWR)
     thread.join(PATIENCE)
+
+
+class OpenEngine(LocalEngine):
+    """An engine whose programs would see this machine, as buildah's without crun and runc."""
+
+    def inspect(self, _reference: str) -> BuiltImage:
+        return IMAGE
+
+    @contextmanager
+    def contents(self, reference: str) -> Iterator[Iterator[Layer]]:
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as archive:
+            for path in ("usr", "usr/bin", "usr/bin/python3"):
+                member = tarfile.TarInfo(path)
+                member.mode = 0o755
+                if not path.endswith("python3"):
+                    member.type = tarfile.DIRTYPE
+                archive.addfile(member)
+        packed.seek(0)
+        with tarfile.open(fileobj=packed, mode="r|") as streamed:
+            yield iter([Layer(name=reference, archive=streamed)])
+
+    def isolates(self) -> str:
+        return "crun: not found"
+
+
+def test_no_program_of_a_base_runs_where_it_would_see_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The extension was refused all the same, after the base's Python had run."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(EngineUnavailableError, match=r"cannot isolate .*: crun: not found"):
+        find_base("localhost/other:1", OpenEngine(), load(ROOT))
 
 
 @pytest.mark.engine

@@ -77,7 +77,7 @@ class Checkpoint(NamedTuple):
 
     Attributes:
         path: A file or directory.
-        step: The last number in its name; -1 for none.
+        step: The last whole number in its name (``_step``); -1 for none.
         written: Time of writing, in seconds since 1970.
     """
 
@@ -212,11 +212,18 @@ def _written(path: Path) -> float:
 
 
 def _step(name: str) -> int:
-    """Return the last number in a name: ``epoch=3-step=400.ckpt`` is 400; -1 for none."""
-    numbers = re.findall(r"\d+", name)
-    if not numbers:
+    """Return the last whole number in a name: ``epoch=3-step=400.ckpt`` is 400; -1 for none.
+
+    A number with a decimal point counts only if there is no other one, because it is mostly a
+    measure: ``epoch=2-val_loss=0.31.ckpt`` is 2.
+    """
+    numbers = re.findall(r"\d+(?:\.\d+)*", name)
+    whole_numbers = [number for number in numbers if "." not in number]
+    if not whole_numbers:
+        whole_numbers = re.findall(r"\d+", name)
+    if not whole_numbers:
         return -1
-    return int(numbers[-1])
+    return int(whole_numbers[-1])
 
 
 def _tracked(entries: list[Path]) -> frozenset[str]:

@@ -9,10 +9,14 @@ import os
 import re
 from pathlib import Path
 
-from trainworks.engine import closed
 from trainworks.engine.protocol import BuiltImage, Engine
 from trainworks.engine.tree import read_tree
-from trainworks.errors import ExtendError, ImageTestError, UnknownNameError
+from trainworks.errors import (
+    EngineUnavailableError,
+    ExtendError,
+    ImageTestError,
+    UnknownNameError,
+)
 from trainworks.extend.constraints import kept_of
 from trainworks.extend.inputs import ExtensionInputs
 from trainworks.extend.requirements import BaseDistribution, ExtendedBase
@@ -49,6 +53,7 @@ def find_base(reference: str, engine: Engine, facts: Facts) -> tuple[BuiltImage,
 
     Raises:
         UnknownNameError: The engine does not have the image, and it cannot be pulled.
+        EngineUnavailableError: The engine cannot isolate a program of the image.
         ExtendError: The image has no Python, or one that does not answer.
     """
     image = _find_or_pull(reference, engine)
@@ -130,22 +135,26 @@ def _known_python(engine: Engine, image: BuiltImage, reference: str) -> interpre
 def _ask_python(engine: Engine, image: BuiltImage, reference: str) -> interpreter.Interpreter:
     """Ask the Python that the base gives to a job.
 
-    Raises ``ExtendError`` for no answer, or a malformed one.
+    Raises:
+        EngineUnavailableError: The engine cannot isolate a program from this machine.
+        ExtendError: The base has no Python, or one that does not answer, or whose answer is
+            malformed.
     """
+    missing_isolation = engine.isolates()
+    if missing_isolation:
+        raise EngineUnavailableError(
+            f"no program of {reference} is run: {engine.name} cannot isolate it from this machine:"
+            f" {missing_isolation}",
+            hint="`apt-get install crun`, or use `--engine docker`",
+        )
     files = JobFiles(tree=read_tree(engine, image.reference, READ), image=image)
     python = files.program("python") or files.program("python3")
     if not python:
         raise ExtendError(
             [f"--base {reference}: no python is on its PATH"], hint="take a training image"
         )
-    missing_isolation = engine.isolates()
-    if missing_isolation:
-        say(
-            f"  {reference} is asked and extended without isolation,"
-            f" its programs see this machine: {missing_isolation}"
-        )
     try:
-        with engine.container(image.reference, isolated=closed(engine)) as container:
+        with engine.container(image.reference, isolated="asked") as container:
             answer = ask_program(
                 container, (python, "-I"), _DESCRIBE_PYTHON, {}, timeout=INTERPRETER_SECONDS
             )

@@ -714,7 +714,8 @@ class Verdict:
         if has_checkpoint:
             return outcome
         return outcome._replace(
-            unsaved=f"no checkpoint was written: no file in {directory} is younger than the job"
+            unsaved=f"no checkpoint was written: no file in {directory} is younger than the"
+            " program's start"
         )
 
     def lost_daemon(self, tail: Tail) -> str:
