@@ -54,6 +54,10 @@ def components(facts: Facts) -> dict[str, str]:
         when = "always" if row.required else "default" if row.default else "`--with`"
         if row.needs_cuda:
             when += ", CUDA only"
+        if row.frameworks:
+            when += f", {' and '.join(row.frameworks)} only"
+        if row.by_row:
+            when += ", some targets only"
         if row.bases:
             when += f", {' and '.join(row.bases)} only"
         group = {"always": "always", "default": "without"}.get(when.partition(",")[0], "with")

@@ -75,6 +75,24 @@ def test_every_name_is_there() -> None:
     assert run_ranks(1, _missing, list(names)) == [[]]
 
 
+def _exported() -> list[str]:
+    import smdistributed.modelparallel.torch as smp
+
+    return list(smp.__all__)
+
+
+def test_every_exported_name_is_on_the_page() -> None:
+    on_page = _names()
+    root = ROOTS["smp"]
+    missing = []
+    for name in run_ranks(1, _exported)[0]:
+        full_name = f"{root}.{name}"
+        # A module is there by the names in it.
+        if not any(f"{listed}.".startswith(f"{full_name}.") for listed in on_page):
+            missing.append(name)
+    assert missing == []
+
+
 def _unsupported() -> dict[str, str]:
     import smdistributed.modelparallel.torch as smp
     from smdistributed.modelparallel.torch.exceptions import SMPUnsupportedError

@@ -18,6 +18,7 @@ from torch.utils import _python_dispatch
 PAGE = Path(__file__).parents[2] / "docs" / "smdistributed-torch.md"
 PACKAGE = Path(__file__).parents[1] / "smdistributed" / "modelparallel"
 BACKEND: Any = torch._C
+FUNCTION: Any = torch.autograd.Function
 PARTS: tuple[Any, ...] = (
     torch,
     torch.utils,
@@ -27,6 +28,9 @@ PARTS: tuple[Any, ...] = (
     BACKEND,
     BACKEND._autograd,
     BACKEND._functorch,
+    torch.amp.GradScaler,
+    FUNCTION._backward_cls,
+    torch.autograd.Variable,
     distributed_c10d,
     batchnorm,
     module,
