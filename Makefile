@@ -18,6 +18,10 @@ PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
 # this file.
 TESTS := -m pytest --junitxml=$$JUNIT
 PYTEST := $(BIN)/python $(TESTS)
+# Seconds after which a test ends its process (pyproject.toml). The first test that wants an
+# image builds it. What is run by hand compiles for hours.
+LIMIT := -o faulthandler_timeout=7200
+LIMIT_BY_HAND := -o faulthandler_timeout=43200
 RELEASE_TEST := tests/push/test_release_engine.py
 
 .PHONY: image test test-quick test-all gpu coverage check fix proof arm64 release docs site golden lock-tools benchmark reading setup engine engines peers torch clean
@@ -29,7 +33,7 @@ test: setup engines torch  ## set up, then try everything once: a real image, jo
 	@tools/evidence.py run "make test" \
 		'what needs no engine: $(PYTEST) $(PARALLEL)' \
 		'the core of smdistributed, on two and four ranks: cd smdistributed && $(TORCH) $(TESTS) -m core --numprocesses 2' \
-		'the cpu image is built and tested, and jobs run in it: $(PYTEST) -m core --verbose tests/image tests/push'
+		'the cpu image is built and tested, and jobs run in it: $(PYTEST) -m core $(LIMIT) --verbose tests/image tests/push'
 
 test-quick: setup  ## the tests that need no engine; 10 minutes
 	$(BIN)/python -m pytest $(PARALLEL)
@@ -41,8 +45,8 @@ test-all: setup engines peers  ## every test, but for `proof`, `arm64` and SMP_F
 	@tools/evidence.py run "make test-all" \
 		'what needs no engine: $(PYTEST) $(PARALLEL)' \
 		'smdistributed: cd smdistributed && $(TORCH) $(TESTS) --numprocesses 2' \
-		'real images, real jobs: $(PYTEST) -m engine --numprocesses 3 --ignore $(RELEASE_TEST)' \
-		'a release, killed and begun again: $(PYTEST) -m engine $(RELEASE_TEST)'
+		'real images, real jobs: $(PYTEST) -m engine $(LIMIT) --numprocesses 3 --ignore $(RELEASE_TEST)' \
+		'a release, killed and begun again: $(PYTEST) -m engine $(LIMIT) $(RELEASE_TEST)'
 
 gpu:  ## everything that one NVIDIA GPU can show, with a Python that has CUDA PyTorch; writes a record
 	$(PYTHON) tests/gpu/run.py --report report.json; status=$$?; $(PYTHON) tools/evidence.py gpu report.json; exit $$status
@@ -61,12 +65,12 @@ fix: setup  ## write everything that `make check` compares: lint, format, docume
 
 proof: setup engines  ## by hand: every source component of the vendors' recipes, compiled in one build; SOURCES=a mirror
 	@TRAINWORKS_PROOF=$(SOURCES) tools/evidence.py run "make proof" \
-		'source components of vendors: $(PYTEST) -m engine tests/image/test_source_page.py'
+		'source components of vendors: $(PYTEST) -m engine $(LIMIT_BY_HAND) tests/image/test_source_page.py'
 
 arm64: setup engines  ## by hand: build, test and train images for arm64, emulated on another machine; hours
 	tools/set-up-emulation
 	@QEMU_CPU=neoverse-v1 TRAINWORKS_ARM64=1 tools/evidence.py run "make arm64" \
-		'images for arm64: $(PYTEST) -m engine tests/image/test_arm64.py'
+		'images for arm64: $(PYTEST) -m engine $(LIMIT_BY_HAND) tests/image/test_arm64.py'
 
 release: setup engines  ## build, test, scan, prove and push every target; REPOSITORY=HOST/NAME, SOURCES=a mirror; hours, and goes on where it was
 	@tools/evidence.py run "make release" \

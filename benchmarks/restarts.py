@@ -29,11 +29,7 @@ from pathlib import Path
 from measure import ROOT, Figure, Section, amount, describe, load, machine, table, write
 from start import install_ours
 from trainworks.engine.temporary_folders import private_folder
-
-sys.path.insert(0, str(ROOT / "tests"))
-sys.path.insert(0, str(ROOT / "launcher" / "tests"))
-
-from launcher_network import Network, as_host, network_of
+from trainworks_testing.network_hosts import Network, as_host, network_of
 
 LIMIT = 75.0
 """Seconds after which a job is given up."""

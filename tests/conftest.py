@@ -61,9 +61,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """
     if config.getoption("markexpr") not in ENGINES:
         return None
-    from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
+    from trainworks_testing.schedule import FileSchedule
 
-    class Files(LoadScopeScheduling):  # type: ignore[misc]
+    class Files(FileSchedule):
         def _split_scope(self, nodeid: str) -> str:
             return _scope(nodeid)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -124,6 +125,27 @@ def test_nothing_stands_on_modules_that_pip_keeps_to_itself(root: Path) -> None:
     ]
     assert len(files) > 100
     assert [str(path) for path in files if b"pip._internal" in path.read_bytes()] == []
+
+
+OWN_NAME_FROM_INDEX = re.compile(r"install\b.*\btrainworks\[")
+"""An installation of the builder by its name, which any person can register at an index."""
+
+
+def test_no_file_says_to_install_the_builder_from_an_index(root: Path) -> None:
+    listed = subprocess.check_output(("git", "ls-files", "-z"), cwd=root, text=True)
+    names = listed.rstrip("\0").split("\0")
+    assert len(names) > 500
+    files = [name for name in names if not name.startswith("docs/adr/")]
+    naming = []
+    for name in files:
+        path = root / name
+        # A submodule or a link to a folder has no text.
+        # One that is deleted, but not yet in a commit.
+        if not path.exists():
+            continue
+        if OWN_NAME_FROM_INDEX.search(path.read_text(encoding="utf-8", errors="replace")):
+            naming.append(name)
+    assert naming == [], "an index may have another owner's package of that name: '.[ecr]'"
 
 
 def test_one_file_for_each_engine(root: Path) -> None:

@@ -5,6 +5,7 @@ index.
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)")
+LAUNCHERS = "launcher/tests/requirements.lock"
 COMMIT = re.compile(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+")
 
 
@@ -51,9 +53,23 @@ def test_every_requirement_of_the_project_is_in_the_lock(root: Path, lock: str) 
         assert requirement.specifier.contains(Version(version)), f"run `make lock-tools`: {text}"
 
 
-def test_every_pin_has_a_hash_and_no_index_is_named(lock: str) -> None:
+def test_every_requirement_of_the_launchers_tests_is_in_their_lock(root: Path, lock: str) -> None:
+    text = (root / "launcher" / "pyproject.toml").read_text(encoding="utf-8")
+    pins = pins_of((root / LAUNCHERS).read_text(encoding="utf-8"))
+    for line in tomllib.loads(text)["dependency-groups"]["test"]:
+        requirement = Requirement(line)
+        version, _ = pins[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(Version(version)), f"run `make lock-tools`: {line}"
+    assert pins.items() <= pins_of(lock).items(), (
+        "run `make lock-tools`: it is a part of the root's"
+    )
+
+
+@pytest.mark.parametrize(("file", "least"), [("tools/requirements.lock", 51), (LAUNCHERS, 15)])
+def test_every_pin_has_a_hash_and_no_index_is_named(root: Path, file: str, least: int) -> None:
+    lock = (root / file).read_text(encoding="utf-8")
     pins = pins_of(lock)
-    assert len(pins) > 50
+    assert len(pins) >= least
     assert [name for name, (_, hashes) in pins.items() if hashes == 0] == []
     assert "://" not in lock
     assert "--index" not in lock
@@ -63,6 +79,21 @@ def test_every_pin_has_a_hash_and_no_index_is_named(lock: str) -> None:
 def test_uv_is_installed_first_in_the_same_version(root: Path, lock: str) -> None:
     first = pins_of((root / "tools" / "uv.lock").read_text(encoding="utf-8"))
     assert first == {"uv": pins_of(lock)["uv"]}
+
+
+@pytest.mark.parametrize(
+    ("folder", "lock_of_folder"),
+    [(".", "tools/requirements.lock"), ("launcher", "tests/requirements.lock")],
+)
+def test_an_environment_is_made_again_after_a_change_of_what_makes_it(
+    root: Path, folder: str, lock_of_folder: str
+) -> None:
+    words = ("make", "--dry-run", "--print-data-base", "--no-print-directory", "setup")
+    done = subprocess.run(words, cwd=root / folder, capture_output=True, text=True, check=True)
+    (rule,) = re.findall(r"^\S+/complete: (.+)", done.stdout, re.MULTILINE)
+    named = {word.removeprefix("../") for word in rule.split()}
+    needed = {"tools/uv.lock", "tools/set-up-python", "tools/install-packages", lock_of_folder}
+    assert needed <= named
 
 
 def test_actions_are_named_by_their_commit(root: Path) -> None:

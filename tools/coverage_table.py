@@ -290,7 +290,9 @@ def main(words: Sequence[str]) -> int:
     if "--all" in words:
         torch = [str(TORCH), "-m", "pytest", *processes, *library]
         statuses.append(subprocess.run(torch, cwd=ROOT / LIBRARY, check=False).returncode)
-        engine = [sys.executable, "-m", "pytest", "-m", "engine", *processes, *own]
+        # As the Makefile has it: tests that build images need longer.
+        limit = ["-o", "faulthandler_timeout=7200"]
+        engine = [sys.executable, "-m", "pytest", "-m", "engine", *limit, *processes, *own]
         statuses.append(subprocess.run(engine, cwd=ROOT, check=False).returncode)
     seconds = time.monotonic() - started
     works = sum(item.state == "Y" for item in table.items)

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -75,6 +76,21 @@ def pytest_xdist_auto_num_workers() -> int:
     A fifth of the time tests wait for time-outs, disks and other processes.
     """
     return (os.cpu_count() or 1) + 1
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Share files out with ``--dist loadfile`` as ``FileSchedule`` does.
+
+    Args:
+        config: Its ``--dist`` says how tests are shared out.
+        log: Of pytest-xdist.
+    """
+    if config.getoption("dist") != "loadfile":
+        return None
+    from trainworks_testing.schedule import FileSchedule
+
+    return FileSchedule(config, log)
 
 
 def pytest_collection_finish() -> None:

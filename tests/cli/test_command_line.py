@@ -243,10 +243,10 @@ def test_with_and_without(call: Call) -> None:
 
 
 def test_rendering_on_stdout_is_the_dockerfile(root: Path, call: Call) -> None:
-    done = call(*CPU, "--until", "render")
+    done = call("--framework", "pytorch", "--cuda", "cu121", "--until", "render")
     assert (done.returncode, done.stderr) == (0, "")
     golden = (
-        root / "tests" / "golden" / "render" / "pytorch-2.13.0-cpu-py311-debian12" / "Dockerfile"
+        root / "tests" / "golden" / "render" / "pytorch-2.4.1-cu121-py311-debian12" / "Dockerfile"
     )
     assert done.stdout == golden.read_text(encoding="utf-8")
 

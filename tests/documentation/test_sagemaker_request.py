@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,8 @@ import pytest
 from botocore.session import Session
 from botocore.validate import ParamValidator
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "launcher" / "tests"))
-
-from launcher_support import environment, plan
-
 from trainworks_launcher.environment.environment import Devices
+from trainworks_testing.launcher_environments import environment, plan
 
 
 @pytest.fixture

@@ -158,6 +158,7 @@ DAMAGES: tuple[tuple[str, str, str], ...] = (
     ("images/end-of-patch.toml", 'successor = "1.11"', 'successor = "1.10"'),
     ("images/stacks.toml", 'source = "', 'source = " "  # '),
     ("images/components.toml", 'summary = "', 'summary = ""  # '),
+    ("images/components.toml", 'without = "`import torchaudio`', '# "`import torchaudio`'),
     ("images/components.toml", 'frameworks = ["', 'frameworks = ["", "'),
     ("images/components.toml", 'frameworks = ["', 'frameworks = ["jax", "'),
     ("images/components.toml", 'bases = ["', 'bases = ["debian11", "'),

@@ -119,6 +119,10 @@ def test_without_oras_the_rest_is_locked(
     assert result.status == 11
     assert lock_of(root) == [(url, SHA256, len(METIS))]
     assert "base image registry.invalid/base:1: cannot resolve registry.invalid" in result.err
+    assert "hint: the others are locked; run the same command on a machine" in result.err
+    result = call("lock", root=root)
+    assert result.status == 11
+    assert "hint: nothing is written; run the same command on a machine" in result.err
 
 
 def test_what_can_be_locked_is_and_what_cannot_is_said_at_once(

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from trainworks.errors import UnknownNameError
 from trainworks.facts.rows import Facts
 from trainworks.plan.model import Request
 from trainworks.plan.select import request_for, select_components, select_row, version_key
@@ -24,6 +25,22 @@ def with_and_without(cuda: str, added: str = "", removed: str = "") -> Request:
     return replace(
         request, with_components=tuple(added.split()), without_components=tuple(removed.split())
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("keras", "\nhint: available: pytorch, tensorflow;"),
+        ("mxnte", "'mxnte'; did you mean mxnet? (available: pytorch, tensorflow)\n"),
+    ],
+)
+def test_an_unknown_framework_is_answered_by_those_with_a_target_that_can_be_built(
+    name: str, answer: str, facts: Facts
+) -> None:
+    """MXNet has targets of vendors' sources only: the project's machine cannot build them."""
+    with pytest.raises(UnknownNameError) as refused:
+        select_row(Request(framework=name, cuda="cpu"), facts)
+    assert answer in str(refused.value)
 
 
 @pytest.fixture

@@ -173,5 +173,5 @@ def test_without_aws_credentials_docker_s_login_is_taken(
     docker_configuration(tmp_path / "docker", {HOST: (USER, PASSWORD)})
     hostile.put_image("team/image", b"a layer")
     assert main(["promote", f"{hostile.host}/team/image:1.0", f"{HOST}/released/image"]) == 0
-    assert "pip install 'trainworks[ecr]'" in capsys.readouterr().err
+    assert "(boto3, in the checkout: .venv/bin/pip install '.[ecr]')" in capsys.readouterr().err
     assert tunnel.requested_hosts

@@ -8,6 +8,8 @@ import hashlib
 import json
 import os
 import re
+import shutil
+import subprocess
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise, permutations
@@ -16,12 +18,14 @@ from pathlib import Path
 import pytest
 
 from render.bumps import bumped
+from render.differences import ADVICE, SAME, describe_differences
+from trainworks.facts.load import load
 from trainworks.facts.rows import Facts
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
 from trainworks.plan.model import ImagePlan, Request
 from trainworks.plan.resolve import make_plan
-from trainworks.plan.select import request_for
+from trainworks.plan.select import request_for, row_named
 from trainworks.render.dockerfile import Rendering, render
 
 
@@ -36,13 +40,7 @@ def renderings(plans: Mapping[str, ImagePlan], facts: Facts) -> Mapping[str, Ren
 
 
 WHOLE = {
-    "pytorch-2.13.0-cpu-py311-debian12": (
-        "packages without CUDA: the smallest image, which most tests build"
-    ),
     "pytorch-2.4.1-cu121-py311-debian12": "packages with CUDA: the image of the README",
-    "pytorch-2.15.0-cu132-py313-debian13": (
-        "packages of the newest CUDA, on Debian 13 with its Python"
-    ),
     "tensorflow-2.21.0-cu129-py311-debian12": "packages of another framework",
     "pytorch-2.0.1-cu118-py310-ubuntu20.04-vendor": (
         "vendor sources with apt: every part is compiled, Python too"
@@ -85,8 +83,9 @@ def test_golden_digests(
     renderings: Mapping[str, Rendering],
     golden: Callable[[str, str], None],
     root: Path,
+    tmp_path: Path,
 ) -> None:
-    """Show the same two texts of every other target, as one line each."""
+    """Compare the same two texts of every other target, as one line each, and show a difference."""
     lines = {
         name: (
             f"{name} Dockerfile {digest(rendering.dockerfile)} packages"
@@ -99,19 +98,50 @@ def test_golden_digests(
     if path.exists() and "TRAINWORKS_UPDATE_GOLDEN" not in os.environ:
         before = set(path.read_text(encoding="utf-8").splitlines())
         differing = [name for name, line in lines.items() if line not in before]
-        assert not differing, HOW_TO_SEE.format(differing=", ".join(differing), name=differing[0])
+        if differing:
+            pytest.fail(describe_differences(differing, renderings, root, tmp_path), pytrace=False)
     golden(DIGESTS, "".join(f"{line}\n" for line in lines.values()))
 
 
-HOW_TO_SEE = """\
-the Dockerfile or the packages of {differing} are not those of tests/golden/render/digests.txt
-to see the difference, beside the last commit:
-  git worktree add --detach /tmp/before HEAD
-  options="--only {name} --until render"
-  .venv/bin/python /tmp/before/build.py --root /tmp/before $options --output /tmp/a
-  .venv/bin/python build.py $options --output /tmp/b
-  diff -r /tmp/a /tmp/b
-if the change is meant: `make golden`, then read `git diff tests/golden`"""
+@pytest.fixture
+def repository(root: Path, tmp_path: Path) -> Path:
+    """Give a repository of git with one commit: what renders in this working tree."""
+    for name in ("images", "templates", "launcher", "smdistributed", "src"):
+        ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "tests")
+        shutil.copytree(root / name, tmp_path / name, ignore=ignored)
+    shutil.copy(root / "build.py", tmp_path)
+    settings = ("-c", "user.name=test", "-c", "user.email=test@localhost", "-c", "commit.gpgsign=0")
+    for words in (("init", "--quiet"), ("add", "."), ("commit", "--quiet", "--message", "Begin")):
+        subprocess.run(("git", *settings, *words), cwd=tmp_path, check=True)
+    return tmp_path
+
+
+def test_the_difference_from_the_last_commit_is_shown_once_for_all_targets_that_have_it(
+    repository: Path, facts: Facts, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    components = repository / "images" / "components.toml"
+    before = 'debian = ["ca-certificates", "libpython3-stdlib", '
+    text = components.read_text(encoding="utf-8")
+    assert before in text
+    after = 'debian = ["a-package", "ca-certificates", "libpython3-stdlib", '
+    components.write_text(text.replace(before, after, 1), encoding="utf-8")
+    changed_facts = load(repository)
+    rows = [row for row in facts.targets if facts.name_of(row).endswith("py311-debian12")]
+    unchanged, *changed = sorted(facts.name_of(row) for row in rows)[:3]
+    renderings = {}
+    for name in (unchanged, *changed):
+        source = facts if name == unchanged else changed_facts
+        row = row_named(name, source)
+        renderings[name] = render(make_plan(request_for(row, source), source), source)
+    folder = tmp_path_factory.mktemp("last-commit")
+    shown = describe_differences([unchanged, *changed], renderings, repository, folder)
+    same, different, advice = shown.split("\n\n")
+    assert same == f"{unchanged}:\n{SAME}"
+    assert different.startswith(f"{', '.join(changed)}:\n--- HEAD/Dockerfile\n+++ Dockerfile\n@@ ")
+    added = re.findall(r"^[+-] .*", different, re.MULTILINE)
+    assert added
+    assert {line.split()[1] for line in added} == {"a-package"}
+    assert advice == ADVICE
 
 
 def test_every_golden_folder_is_a_whole_target(root: Path) -> None:

@@ -138,12 +138,27 @@ def _check_components(facts: Facts, known: Set[str], malformed: Malformed) -> It
         for name in component.frameworks:
             if name not in frameworks:
                 yield f"{where}: key 'frameworks': unknown {name!r}"
+        if _must_have_cost(component) and not component.without:
+            yield (
+                f"{where}: key 'without' is missing: an image can lack this component, so say"
+                " what that costs"
+            )
         if component.recipe_name not in facts.recipes:
             file = f"templates/components/{component.recipe_name}.j2"
             yield f"{file} is missing: the component {component.name} has a row"
     recipes = {component.recipe_name for component in facts.components}
     for name in sorted(set(facts.recipes) - recipes - known):
         yield f"templates/components/{name}.j2: no row of this name in images/components.toml"
+
+
+def _must_have_cost(component: Component) -> bool:
+    """Return whether a component's row has to say what an image without it costs.
+
+    Vendors' other parts are made of some of their components, and of those that only build: these
+    rows may say nothing, because the row of the part says it.
+    """
+    is_of_packages = "packages" in component.sources
+    return is_of_packages and not component.required and not component.build_only
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Asks services of AWS, by boto3, which is optional (``pip install 'trainworks[ecr]'``).
+"""Asks services of AWS, by boto3, which is optional (``INSTALL``).
 
 Failures become our errors.
 """
@@ -11,8 +11,11 @@ from typing import Any
 
 from trainworks.errors import TrainworksError
 
-INSTALL = "pip install 'trainworks[ecr]'"
-"""The command that installs boto3, for hints."""
+INSTALL = ".venv/bin/pip install '.[ecr]'"
+"""The command that installs boto3, in the checkout, for hints.
+
+It names the folder. An index may have a package of another owner under the builder's name.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +74,8 @@ def call(service: Service, operation: str, *, missing: str = "", **arguments: An
             )
         raise refuse(f"{place} refuses {action}: {code}: {words}", hint) from error
     except ParamValidationError as error:
-        raise refuse(f"this boto3 is too old for {action}", f"{INSTALL} --upgrade") from error
+        hint = f"in the checkout: {INSTALL} --upgrade"
+        raise refuse(f"this boto3 is too old for {action}", hint) from error
     except NoRegionError as error:
         raise refuse(
             f"{place}: AWS's region is not known",

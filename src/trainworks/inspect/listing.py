@@ -1,4 +1,7 @@
-"""``build.py --list``: every target, from the facts alone."""
+"""``build.py --list``: targets with their last builds, from the facts alone.
+
+For people, targets that the project's own machine cannot build are left out; ``--all`` shows them.
+"""
 
 from __future__ import annotations
 

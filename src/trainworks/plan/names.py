@@ -12,7 +12,7 @@ LISTED = 20
 
 SHOWN = 5
 
-LIST = "`python build.py --list` shows every target"
+LIST = "`python build.py --list --all` shows every target"
 
 
 def suggest_names(

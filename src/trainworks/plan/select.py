@@ -153,7 +153,10 @@ def matching_rows(
                 kind += f" for {described}:"
             values = {column.read(row, facts) for row in remaining}
             known = sorted(values, key=lambda name: (version_key(name), name))
-            problem = make_unknown_name_error(kind, value, known)
+            shown = known
+            if field == "framework":
+                shown = _find_buildable_frameworks(remaining) or known
+            problem = make_unknown_name_error(kind, value, shown, hidden=known)
             elsewhere = _find_other_sources(field, wanted, all_rows, facts)
             hints = [hint for hint in (elsewhere, problem.hint) if hint]
             problems.append(UnknownNameError(problem.message, hint="; ".join(hints)))
@@ -172,6 +175,11 @@ def matching_rows(
         elif described and field == "architecture" and value != "amd64":
             described += f" on {value}"
     return remaining, problems
+
+
+def _find_buildable_frameworks(rows: Iterable[TargetRow]) -> list[str]:
+    """Return the frameworks that have a target which the project's own machine can build."""
+    return sorted({row.framework for row in rows if not row.unbuilt})
 
 
 def _find_other_sources(

@@ -350,7 +350,7 @@ def create_repository_in_ecr(repository: str) -> None:
     if not ecr.has_credentials():
         say(
             f"  {repository}: no AWS credentials for boto3,"
-            f" so the repository must exist ({aws.INSTALL})"
+            f" so the repository must exist (boto3, in the checkout: {aws.INSTALL})"
         )
     elif ecr.ensure_repository(registry, name):
         say(f"  {repository}: created, with scan on push and dated tags that never move")

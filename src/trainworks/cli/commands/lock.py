@@ -105,7 +105,8 @@ def run(options: Namespace, root: Path) -> int:
     that moved.
 
     Raises:
-        LockError: An input could not be locked; the other inputs are locked.
+        LockError: An input could not be locked; the other inputs are locked. The hint says whether
+            a file was written.
     """
     from trainworks.facts.data import writable_root
     from trainworks.facts.load import load
@@ -125,7 +126,9 @@ def run(options: Namespace, root: Path) -> int:
         folder = root if writes else stack.enter_context(private_folder())
         (folder / "images" / "lock").mkdir(parents=True, exist_ok=True)
         settings = read_host_settings(os.environ)
+        before = _read_write_times(folder)
         files, moved, problems = _lock(rows, facts, settings, folder, options)
+        is_written = writes and _read_write_times(folder) != before
     # One input of many targets has one line.
     unique = tuple(dict.fromkeys(problems))
     if options.format == "json":
@@ -133,9 +136,18 @@ def run(options: Namespace, root: Path) -> int:
         put_json({"written": written, "moved": moved, "problems": unique})
     if unique:
         noun = "inputs are" if len(unique) > 1 else "input is"
-        hint = "the others are locked; run the same command on a machine that can download the rest"
+        outcome = "nothing is written"
+        if is_written:
+            outcome = "the others are locked"
+        hint = f"{outcome}; run the same command on a machine that can download the rest"
         raise _failure(f"{len(unique)} {noun} not locked:", unique, hint, options)
     return 0
+
+
+def _read_write_times(folder: Path) -> dict[str, int]:
+    """Return when each lock of a checkout was last written, in nanoseconds, by its file's name."""
+    locks = (folder / "images" / "lock").glob("*.toml")
+    return {lock.name: lock.stat().st_mtime_ns for lock in locks}
 
 
 def _lock(
