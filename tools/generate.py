@@ -105,20 +105,31 @@ def vendor_targets(facts: Facts) -> str:
 
 
 def images(facts: Facts) -> str:
-    """Return the last recorded build of each target, and the digest of what was pushed.
+    """Return the last recorded build of each target: its commit, its id, and the digest of what
+    was pushed.
 
     Nothing here is compared with today's recipe: each change of the launcher would change the page.
     """
-    lines = ["| target | state | on | size | digest in the registry |", "|---|---|---|---|---|"]
+    lines = [
+        "| target | state | on | commit | size | id in the engine | digest in the registry |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for row in sorted_rows(facts):
         name = facts.name_of(row)
         built = facts.built_by_target.get(name)
         if built is None:
-            lines.append(f"| {name} | no build recorded | - | - | - |")
+            lines.append(f"| {name} | no build recorded | - | - | - | - | - |")
             continue
-        state = "tested and pushed" if built.digest else "tested, not pushed"
-        digest = f"`{built.digest}`" if built.digest else "-"
-        lines.append(f"| {name} | {state} | {built.date} | {built.megabytes:,} MB | {digest} |")
+        cells = (
+            name,
+            "tested and pushed" if built.digest else "tested, not pushed",
+            built.date,
+            f"`{built.commit[:8]}`" if built.commit else "-",
+            f"{built.megabytes:,} MB",
+            f"`{built.image}`" if built.image else "-",
+            f"`{built.digest}`" if built.digest else "-",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
