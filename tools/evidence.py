@@ -179,7 +179,8 @@ def buildah_images() -> list[Image]:
     """Return the builder's images that buildah has; empty without buildah. It keeps no digests of
     pushed images.
     """
-    listed = output_of("buildah", "images", "--json", "--filter", f"label={INPUTS}")
+    only_ours = ("--filter", f"label={INPUTS}")
+    listed = output_of("buildah", "images", "--json", "--no-trunc", *only_ours)
     rows = []
     for image in json.loads(listed or "[]"):
         names = [name.removeprefix("localhost/") for name in image.get("names") or ()]
