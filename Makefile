@@ -24,7 +24,7 @@ LIMIT := -o faulthandler_timeout=7200
 LIMIT_BY_HAND := -o faulthandler_timeout=43200
 RELEASE_TEST := tests/push/test_release_engine.py
 
-.PHONY: image test test-quick test-all gpu coverage check fix proof arm64 release docs site golden lock-tools benchmark reading setup engine engines peers torch clean
+.PHONY: image test test-quick test-all gpu coverage check fix proof arm64 targets release docs site golden lock-tools benchmark reading setup engine engines peers torch clean
 
 image: setup engine  ## set everything up, then build and test the PyTorch image for CUDA 12.1
 	$(BIN)/python build.py --framework pytorch --cuda cu121
@@ -71,6 +71,9 @@ arm64: setup engines  ## by hand: build, test and train images for arm64, emulat
 	tools/set-up-emulation
 	@QEMU_CPU=neoverse-v1 TRAINWORKS_ARM64=1 tools/evidence.py run "make arm64" \
 		'images for arm64: $(PYTEST) -m engine $(LIMIT_BY_HAND) tests/image/test_arm64.py'
+
+targets: setup engine  ## build, test and record every package target from the last commit, images removed; ONLY=GLOB, SOURCES=a mirror; hours, and goes on where it was
+	$(BIN)/python tools/targets $(if $(ONLY),--only "$(ONLY)") $(if $(SOURCES),--mirror "$(SOURCES)")
 
 release: setup engines  ## build, test, scan, prove and push every target; REPOSITORY=HOST/NAME, SOURCES=a mirror; hours, and goes on where it was
 	@tools/evidence.py run "make release" \

@@ -7,13 +7,16 @@
     tools/evidence.py verify [RECORD...]             says who signed each record, or "unsigned"
 
 The commands of a suite run one after the other until one fails, each by a shell. One that counts
-tests writes JUnit's XML to $JUNIT. Add a record to git, and run `make docs`: then it is in
-docs/status.md. Only Python's own library is needed, and ssh-keygen for signatures.
+tests writes JUnit's XML to $JUNIT. The list of all tests, with result and seconds of each, lies
+beside the record as STAMP-SUITE.tests.gz; the record has its sha256. Add both to git, and run
+`make docs`: then they are in docs/status.md. Only Python's own library is needed, and ssh-keygen
+for signatures.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import hashlib
 import json
 import os
@@ -25,15 +28,27 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = "evidence"
+RECORDS = (FOLDER, "images/built.toml", "docs/tables/images.md")
+"""What is written when something was run or built: it changes nothing of what is tested."""
+
 GPU_RESULTS = {"PASSED": "passed", "FAILED": "failed", "NOT TESTED": "not tested"}
 NAMES = 20
-"""The most failed tests that are named: enough to see which room is broken."""
+"""The most failed tests that a record names: enough to see which room is broken. The list beside it
+has all.
+"""
+
+INPUTS = "trainworks.inputs"
+"""The label of the builder's images: the digest of all that decides the image."""
+
+OURS = "trainworks/"
+"""How names of the builder's images begin."""
 
 NAMESPACE = "trainworks-evidence"
 """What a signature is for (ssh-keygen -Y, option -n): a signature of a commit is not one of a
@@ -66,7 +81,8 @@ def output_of(*words: str) -> str:
 def checkout() -> tuple[str, bool]:
     """Return git's commit, and whether files differ from it; records do not count."""
     commit = output_of("git", "rev-parse", "HEAD")
-    changes = output_of("git", "status", "--porcelain", "--", f":!{FOLDER}")
+    others = [f":!{path}" for path in RECORDS]
+    changes = output_of("git", "status", "--porcelain", "--", *others)
     return commit, bool(changes)
 
 
@@ -115,24 +131,114 @@ def machine() -> dict[str, Any]:
     }
 
 
-def images() -> dict[str, str]:
-    """Return the identifiers of the builder's images that Docker has, by their names.
+@dataclass(frozen=True)
+class Image:
+    """An image of the builder in an engine's store.
 
-    An image that a suite removed again is not among them.
+    Attributes:
+        engine: ``docker`` or ``buildah``.
+        name: ``trainworks/NAME:TAG``.
+        identifier: ``sha256:...`` of its configuration.
+        inputs: The digest of its inputs, as its label has it.
+        digests: ``sha256:...`` of its manifests in registries, where the engine knows them.
     """
-    listed = output_of(
-        "docker",
-        "image",
-        "ls",
-        "--no-trunc",
-        "--filter",
-        "label=trainworks.inputs",
-        "--filter",
-        "reference=trainworks/*",
-        "--format",
-        "{{.Repository}}:{{.Tag}} {{.ID}}",
-    )
-    return dict(line.split(" ", 1) for line in listed.splitlines())
+
+    engine: str
+    name: str
+    identifier: str
+    inputs: str
+    digests: tuple[str, ...] = ()
+
+
+def images() -> list[Image]:
+    """Return the builder's images that Docker and buildah have, by their names; empty without
+    either.
+    """
+    return sorted([*docker_images(), *buildah_images()], key=lambda image: image.name)
+
+
+def docker_images() -> list[Image]:
+    """Return the builder's images that Docker has; empty if it does not answer."""
+    only_ours = ("--filter", f"label={INPUTS}")
+    identifiers = output_of("docker", "image", "ls", "--quiet", "--no-trunc", *only_ours).split()
+    if not identifiers:
+        return []
+    described = output_of("docker", "image", "inspect", *dict.fromkeys(identifiers))
+    rows = []
+    for image in json.loads(described or "[]"):
+        # A digest is the same in each registry: where it was pushed to is not recorded.
+        digests = {address.rpartition("@")[2] for address in image["RepoDigests"] or ()}
+        inputs = image["Config"]["Labels"][INPUTS]
+        for name in image["RepoTags"] or ():
+            if name.startswith(OURS):
+                rows.append(Image("docker", name, image["Id"], inputs, tuple(sorted(digests))))
+    return rows
+
+
+def buildah_images() -> list[Image]:
+    """Return the builder's images that buildah has; empty without buildah. It keeps no digests of
+    pushed images.
+    """
+    only_ours = ("--filter", f"label={INPUTS}")
+    listed = output_of("buildah", "images", "--json", "--no-trunc", *only_ours)
+    rows = []
+    for image in json.loads(listed or "[]"):
+        names = [name.removeprefix("localhost/") for name in image.get("names") or ()]
+        names = [name for name in names if name.startswith(OURS)]
+        if not names:
+            continue
+        described = output_of("buildah", "inspect", "--type", "image", image["id"])
+        if not described:
+            # It was removed meanwhile.
+            continue
+        inputs = json.loads(described)["OCIv1"]["config"]["Labels"][INPUTS]
+        identifier = f"sha256:{image['id'].removeprefix('sha256:')}"
+        for name in names:
+            rows.append(Image("buildah", name, identifier, inputs))
+    return rows
+
+
+def inputs_today(names: Sequence[str]) -> dict[str, list[str]]:
+    """Return for each name of an image the digests of inputs that this checkout gives it, by the
+    builder; {} where `make setup` was not run.
+    """
+    python = ROOT / ".venv" / "bin" / "python"
+    if not names or not python.is_file():
+        return {}
+    printed = output_of(str(python), str(ROOT / "tools" / "image_inputs.py"), *names)
+    return dict(json.loads(printed or "{}"))
+
+
+def images_of_run(before: Sequence[Image], after: Sequence[Image]) -> list[dict[str, Any]]:
+    """Return the images that a run built, and those that it found built from this checkout: only
+    these are used without a build.
+
+    Images of other inputs, which earlier checkouts left in the engine, are not among them. Nor are
+    images that the run built and removed again.
+
+    Args:
+        before: The engines' images when the run began.
+        after: Those when it ended.
+    """
+    today = inputs_today(sorted({image.name for image in after}))
+    rows = []
+    for image in after:
+        is_built = not any(
+            (old.engine, old.name, old.identifier) == (image.engine, image.name, image.identifier)
+            for old in before
+        )
+        if not is_built and image.inputs not in today.get(image.name, ()):
+            continue
+        row: dict[str, Any] = {
+            "name": image.name,
+            "engine": image.engine,
+            "id": image.identifier,
+            "built": is_built,
+        }
+        if image.digests:
+            row["digests"] = list(image.digests)
+        rows.append(row)
+    return rows
 
 
 def write(
@@ -140,11 +246,23 @@ def write(
     parts: Sequence[Mapping[str, Any]],
     more: Mapping[str, Any],
     where: Mapping[str, Any],
+    tests: str = "",
 ) -> Path:
-    """Write a record, and return its path.
+    """Write a record, and the list of its tests beside it if there is one; return the record's
+    path.
 
     Seconds are whole: programs that copy JSON write 20.0 as 20.
+
+    Args:
+        suite: The suite: ``make test``.
+        parts: The parts of the run.
+        more: Further keys of the record.
+        where: Further keys of the machine.
+        tests: The text of the list (``list_tests``).
     """
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    path = ROOT / FOLDER / f"{stamp}-{re.sub(r'[^a-z0-9]+', '-', suite.lower())}.json"
+    path.parent.mkdir(exist_ok=True)
     record: dict[str, Any] = {
         "schema": 1,
         "suite": suite,
@@ -153,13 +271,62 @@ def write(
         "parts": parts,
     }
     record["seconds"] = sum(part["seconds"] for part in parts)
+    files = [path.relative_to(ROOT)]
+    if tests:
+        # The same list gives the same bytes: no time, no name.
+        packed = gzip.compress(tests.encode(), mtime=0)
+        list_of(path).write_bytes(packed)
+        files.append(list_of(path).relative_to(ROOT))
+        record["tests"] = f"sha256:{hashlib.sha256(packed).hexdigest()}"
     record["digest"] = digest_of(record)
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    path = ROOT / FOLDER / f"{stamp}-{re.sub(r'[^a-z0-9]+', '-', suite.lower())}.json"
-    path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(f"{path.relative_to(ROOT)}: `git add` it and run `make docs`, and docs/status.md has it")
+    words = " ".join(map(str, files))
+    print(f"{words}: `git add` and `make docs` put the run into docs/status.md")
     return path
+
+
+def list_of(record: Path) -> Path:
+    """Return the path of the list of tests beside a record."""
+    return record.with_suffix(".tests.gz")
+
+
+@dataclass(frozen=True)
+class Test:
+    """A test of JUnit's XML.
+
+    Attributes:
+        file: Its module: ``tests.plan.test_select``.
+        name: Its name with its parameters.
+        result: ``passed``, ``failed`` or ``skipped``.
+        seconds: Its duration.
+        properties: What it recorded (pytest's ``record_property``), by name.
+    """
+
+    file: str
+    name: str
+    result: str
+    seconds: float
+    properties: Mapping[str, str]
+
+
+def read_tests(junit: Path) -> list[Test]:
+    """Return the tests of a JUnit file; empty without such a file."""
+    if not junit.is_file():
+        return []
+    tests = []
+    for case in ElementTree.parse(junit).getroot().iter("testcase"):
+        properties = {}
+        for row in case.iter("property"):
+            properties[row.get("name", "")] = row.get("value", "")
+        test = Test(
+            file=case.get("classname", ""),
+            name=case.get("name", ""),
+            result=result_of(case),
+            seconds=float(case.get("time", 0)),
+            properties=properties,
+        )
+        tests.append(test)
+    return tests
 
 
 def result_of(case: ElementTree.Element) -> str:
@@ -171,35 +338,56 @@ def result_of(case: ElementTree.Element) -> str:
     return "passed"
 
 
-def count_tests(junit: Path) -> dict[str, Any]:
-    """Return how the tests of a JUnit file ended: their numbers, each file's numbers and seconds,
-    and the names of those that failed; {} without such a file.
+def count_tests(tests: Sequence[Test]) -> dict[str, Any]:
+    """Return how tests ended: their numbers, each file's numbers and seconds, the names of those
+    that failed, and what tests recorded; {} without tests.
     """
-    if not junit.is_file():
+    if not tests:
         return {}
     total = {"passed": 0, "failed": 0, "skipped": 0}
     files: dict[str, dict[str, Any]] = {}
     failures = []
-    for case in ElementTree.parse(junit).getroot().iter("testcase"):
-        result = result_of(case)
-        name = case.get("classname", "")
-        file = files.setdefault(name, {"passed": 0, "failed": 0, "skipped": 0, "seconds": 0.0})
-        total[result] += 1
-        file[result] += 1
-        file["seconds"] += float(case.get("time", 0))
-        if result == "failed":
-            failures.append(f"{name}.{case.get('name')}")
+    properties: dict[str, str] = {}
+    for test in tests:
+        empty = {"passed": 0, "failed": 0, "skipped": 0, "seconds": 0.0}
+        file = files.setdefault(test.file, empty)
+        total[test.result] += 1
+        file[test.result] += 1
+        file["seconds"] += test.seconds
+        properties |= test.properties
+        if test.result == "failed":
+            failures.append(f"{test.file}.{test.name}")
     for file in files.values():
         file["seconds"] = round(file["seconds"])
     ended: dict[str, Any] = {"tests": total, "files": dict(sorted(files.items()))}
     if failures:
         ended["failures"] = failures[:NAMES]
+    if properties:
+        ended["properties"] = dict(sorted(properties.items()))
     return ended
 
 
+def list_tests(part: str, tests: Sequence[Test]) -> str:
+    """Return the lines of a part for the list of tests, by name; "" without tests.
+
+    For example ``# what needs no engine``, then ``passed 0.12 tests.plan.test_select.test_a`` with
+    tabs between.
+    """
+    if not tests:
+        return ""
+    lines = [f"# {part}"]
+    for test in sorted(tests, key=lambda test: (test.file, test.name)):
+        lines.append(f"{test.result}\t{test.seconds:.2f}\t{test.file}.{test.name}")
+    return "\n".join(lines) + "\n"
+
+
 def run(suite: str, steps: Sequence[str]) -> int:
-    """Run the steps of a suite until one fails; return its exit status."""
-    before, status, parts = checkout(), 0, []
+    """Run the steps of a suite until one fails, and write the record; return the exit status of the
+    last step.
+    """
+    before, images_before = checkout(), images()
+    status, listed = 0, ""
+    parts: list[dict[str, Any]] = []
     for number, step in enumerate(steps, start=1):
         name, _, command = step.partition(": ")
         print(f"== {number} of {len(steps)}: {name} ==", flush=True)
@@ -207,21 +395,27 @@ def run(suite: str, steps: Sequence[str]) -> int:
         with tempfile.TemporaryDirectory() as folder:
             variables = {**os.environ, "JUNIT": f"{folder}/junit.xml"}
             status = subprocess.run(("sh", "-c", command), check=False, env=variables).returncode
-            counts = count_tests(Path(variables["JUNIT"]))
+            tests = read_tests(Path(variables["JUNIT"]))
         seconds = round(time.monotonic() - started)
         result, cause = "passed", ""
         if status:
             result, cause = "failed", f"exit status {status}"
-        part = {"name": name, "result": result, "cause": cause, **counts, "seconds": seconds}
-        parts.append(part)
+        part = {"name": name, "result": result, "cause": cause, **count_tests(tests)}
+        parts.append({**part, "seconds": seconds})
+        listed += list_tests(name, tests)
         if status:
             break
     date, after = time.strftime("%Y-%m-%d", time.gmtime()), checkout()
     commit, was_changed = before
     # A file may have changed during the run.
     is_changed = was_changed or after != before
-    more = {"date": date, "commit": commit, "changed": is_changed, "images": images()}
-    write(suite, parts, more, {})
+    more = {
+        "date": date,
+        "commit": commit,
+        "changed": is_changed,
+        "images": images_of_run(images_before, images()),
+    }
+    write(suite, parts, more, {}, listed)
     return status
 
 
@@ -293,14 +487,29 @@ def signer_of(record: Path, signers: Path) -> str:
     return names[0]
 
 
+def check_record(path: Path) -> None:
+    """Raise ValueError for a record, or a list of its tests, that is not as it was written."""
+    record = json.loads(path.read_text(encoding="utf-8"))
+    if record["digest"] != digest_of(record):
+        raise ValueError("changed: its digest does not fit")
+    # The digest has the sha256 of the list: who signs the record signs the list.
+    if "tests" not in record:
+        return
+    tests = list_of(path)
+    if not tests.is_file():
+        raise ValueError(f"its list of tests is missing: {tests.name}")
+    if record["tests"] != f"sha256:{hashlib.sha256(tests.read_bytes()).hexdigest()}":
+        raise ValueError(f"its list of tests was changed: {tests.name}")
+
+
 def verify(records: Sequence[Path], signers: Path) -> int:
-    """Print for each record who signed it; return 1 if one is not as it was written, else 0."""
+    """Print for each record who signed it; return 1 if one, or its list of tests, is not as it was
+    written, else 0.
+    """
     status = 0
     for path in records:
         try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-            if record["digest"] != digest_of(record):
-                raise ValueError("changed: its digest does not fit")
+            check_record(path)
             signer = signer_of(path, signers)
             print(f"{path.name}: {f'signed by {signer}' if signer else 'unsigned'}")
         except (OSError, ValueError, KeyError, TypeError) as error:

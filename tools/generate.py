@@ -15,7 +15,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -109,20 +109,31 @@ def vendor_targets(facts: Facts) -> str:
 
 
 def images(facts: Facts) -> str:
-    """Return the last recorded build of each target, and the digest of what was pushed.
+    """Return the last recorded build of each target: its commit, its id, and the digest of what
+    was pushed.
 
     Nothing here is compared with today's recipe: each change of the launcher would change the page.
     """
-    lines = ["| target | state | on | size | digest in the registry |", "|---|---|---|---|---|"]
+    lines = [
+        "| target | state | on | commit | size | id in the engine | digest in the registry |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for row in sorted_rows(facts):
         name = facts.name_of(row)
         built = facts.built_by_target.get(name)
         if built is None:
-            lines.append(f"| {name} | no build recorded | - | - | - |")
+            lines.append(f"| {name} | no build recorded | - | - | - | - | - |")
             continue
-        state = "tested and pushed" if built.digest else "tested, not pushed"
-        digest = f"`{built.digest}`" if built.digest else "-"
-        lines.append(f"| {name} | {state} | {built.date} | {built.megabytes:,} MB | {digest} |")
+        cells = (
+            name,
+            "tested and pushed" if built.digest else "tested, not pushed",
+            built.date,
+            f"`{built.commit[:8]}`" if built.commit else "-",
+            f"{built.megabytes:,} MB",
+            f"`{built.image}`" if built.image else "-",
+            f"`{built.digest}`" if built.digest else "-",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -257,49 +268,102 @@ def variables() -> str:
     return "\n".join(lines) + "\n"
 
 
-def evidence() -> str:
-    """Return the newest record of each suite and machine in evidence/.
+MOST_FAILURES = 3
+"""The most failed tests that a row names; the record has more."""
 
-    In a checkout only the records that git tracks are read.
+
+def files_of_evidence() -> list[str]:
+    """Return the paths of the files in evidence/, oldest first: in a checkout only those that git
+    tracks.
     """
-    # Beside records there may be their signatures, and the keys of those who sign.
     tracked = subprocess.run(
-        ("git", "ls-files", "evidence/*.json"),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
+        ("git", "ls-files", "evidence"), cwd=ROOT, capture_output=True, text=True, check=False
     )
     if tracked.returncode == 0:
-        names = tracked.stdout.split()
-    else:
-        names = [f"evidence/{path.name}" for path in (ROOT / "evidence").glob("*.json")]
-    # A later record of a suite on the same machine replaces the earlier one.
-    rows: dict[tuple[str, str], str] = {}
-    for name in sorted(names):
+        return sorted(tracked.stdout.split())
+    return sorted(f"evidence/{path.name}" for path in (ROOT / "evidence").iterdir())
+
+
+def evidence() -> str:
+    """Return the newest record of each suite and machine in evidence/, and beside a green one the
+    newest that failed.
+    """
+    files = files_of_evidence()
+    newest: dict[tuple[str, str], str] = {}
+    newest_failed: dict[tuple[str, str], str] = {}
+    rows: dict[str, str] = {}
+    for name in files:
+        # Beside records there are lists of tests, signatures, and the keys of those who sign.
+        if not name.endswith(".json"):
+            continue
         record = json.loads((ROOT / name).read_text(encoding="utf-8"))
-        parts = record["parts"]
-        machine = machine_text(record["where"])
-        counts = [part["tests"]["passed"] for part in parts if "tests" in part]
-        failed = [part["name"] for part in parts if part["result"] == "failed"]
-        result = f"failed: {', '.join(failed)}" if failed else "green"
-        result += f", {sum(counts):,} tests" if counts else f", {len(parts)} parts"
-        commit = f"`{record['commit'][:8]}`"
-        if record["changed"]:
-            commit += ", with changes"
-        cells = (
-            f"[`{record['suite']}`](../{name})",
-            record["date"],
-            commit,
-            machine,
-            result,
-            f"{record['seconds'] // 60} min",
-        )
-        rows[record["suite"], machine] = f"| {' | '.join(map(cell, cells))} |\n"
+        suite_and_machine = record["suite"], machine_text(record["where"])
+        newest[suite_and_machine] = name
+        if any(part["result"] == "failed" for part in record["parts"]):
+            newest_failed[suite_and_machine] = name
+        rows[name] = evidence_row(name, record, files)
     if not rows:
         return "There is no record yet.\n"
-    head = "| what | date | commit | where | result | took |\n|---|---|---|---|---|---|\n"
-    return head + "".join(rows.values())
+    lines = ["| what | date | commit | where | result | took |", "|---|---|---|---|---|---|"]
+    for suite_and_machine, name in newest.items():
+        lines.append(rows[name])
+        failed = newest_failed.get(suite_and_machine, name)
+        if failed != name:
+            lines.append(rows[failed])
+    return "\n".join(lines) + "\n"
+
+
+def evidence_row(name: str, record: Mapping[str, Any], files: Sequence[str]) -> str:
+    """Return the row of a record.
+
+    Args:
+        name: Its path, ``evidence/STAMP-make-test.json``.
+        record: Its content.
+        files: The paths of all files in evidence/: the list of its tests may be one.
+    """
+    parts = record["parts"]
+    counts = [part["tests"]["passed"] for part in parts if "tests" in part]
+    count = f"{len(parts)} parts"
+    if counts:
+        count = f"{sum(counts):,} tests"
+    failures = [describe_failure(part) for part in parts if part["result"] == "failed"]
+    result = "green"
+    if failures:
+        result = f"failed: {'; '.join(failures)}"
+        count = f"{sum(counts):,} passed"
+    tests = f"{name.removesuffix('.json')}.tests.gz"
+    if tests in files:
+        count = f"[{count}](../{tests})"
+    not_tested = [part["name"] for part in parts if part["result"] == "not tested"]
+    if not_tested:
+        result += f", not tested: {', '.join(not_tested)}"
+    commit = f"`{record['commit'][:8]}`"
+    if record["changed"]:
+        commit += ", with changes"
+    cells = (
+        f"[`{record['suite']}`](../{name})",
+        record["date"],
+        commit,
+        machine_text(record["where"]),
+        f"{result}, {count}",
+        f"{record['seconds'] // 60} min",
+    )
+    return f"| {' | '.join(map(cell, cells))} |"
+
+
+def describe_failure(part: Mapping[str, Any]) -> str:
+    """Return the name of a part that failed, with the first of its failed tests, else its cause.
+
+    For example ``what needs no engine (2 failed: `a.test_b`, `a.test_c`)``.
+    """
+    names = part.get("failures", [])
+    if not names:
+        return f"{part['name']} ({part['cause']})"
+    words = ", ".join(f"`{name}`" for name in names[:MOST_FAILURES])
+    number = part["tests"]["failed"]
+    if number > MOST_FAILURES:
+        words += ", ..."
+    return f"{part['name']} ({number} failed: {words})"
 
 
 def machine_text(machine: Mapping[str, Any]) -> str:

@@ -4,11 +4,13 @@ them as they are, a record changes the page of all images.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,14 +71,65 @@ def test_words_and_recipes_ask_for_nothing_and_a_record_for_its_page(copied: Pat
     assert generate(copied, "--check") == (1, stale_message)
 
 
-def test_signatures_beside_records_are_no_records(copied: Path) -> None:
+def test_signatures_and_lists_beside_records_are_no_records(copied: Path) -> None:
     evidence = copied / "evidence"
     (evidence / "allowed_signers").write_text("ada@example.org ssh-ed25519 AAAA\n", "utf-8")
     record = max(evidence.glob("*.json"))
     record.with_name(f"{record.name}.sig").write_text("-----BEGIN SSH SIGNATURE-----\n", "utf-8")
+    (evidence / "20200101T000000Z-make-nothing.tests.gz").write_bytes(b"")
     for words in (("init", "--quiet"), ("add", "evidence")):
         subprocess.run(("git", *words), cwd=copied, check=True)
     assert generate(copied, "--check") == (0, "")
+
+
+def write_run(copied: Path, number: int, suite: str, **failed: list[str]) -> None:
+    """Write a record of a suite on a machine of its own.
+
+    Args:
+        copied: The checkout.
+        number: Gives the order of the records, and the seconds.
+        suite: The suite.
+        failed: The names of the failed tests of each part; none for a green run.
+    """
+    parts = []
+    for name in ("quick", "slow"):
+        tests = {"passed": 10, "failed": len(failed.get(name, ())), "skipped": 0}
+        part: dict[str, Any] = {"name": name, "result": "passed", "cause": "", "seconds": 60}
+        part["tests"] = tests
+        if failed.get(name):
+            part |= {"result": "failed", "cause": "exit status 1", "failures": failed[name]}
+        parts.append(part)
+    record = {
+        "suite": suite,
+        "date": f"2026-12-0{number}",
+        "commit": f"{number}" * 40,
+        "changed": False,
+        "where": {"cores": 99},
+        "parts": parts,
+        "seconds": 120,
+    }
+    path = copied / "evidence" / f"2026120{number}T000000Z-{suite.replace(' ', '-')}.json"
+    path.write_text(json.dumps(record), encoding="utf-8")
+
+
+def test_a_failed_run_stays_beside_a_newer_green_one(copied: Path) -> None:
+    """Of each suite: the newest record, and the newest of those that failed."""
+    write_run(copied, 1, "make a", quick=["t.test_old"])
+    write_run(copied, 2, "make a", slow=["t.test_1", "t.test_2", "t.test_3", "t.test_4"])
+    write_run(copied, 3, "make a")
+    write_run(copied, 4, "make a")
+    write_run(copied, 5, "make b")
+    write_run(copied, 6, "make b", quick=["t.test_5"])
+    (copied / "evidence" / "20261204T000000Z-make-a.tests.gz").write_bytes(b"")
+    assert generate(copied)[0] == 0
+    page = (copied / "docs" / "status.md").read_text(encoding="utf-8")
+    rows = [row.split(" | ") for row in page.splitlines() if "| 99 cores, no GPU |" in row]
+    names = "`t.test_1`, `t.test_2`, `t.test_3`, ..."
+    assert [(row[1], row[4]) for row in rows] == [
+        ("2026-12-04", "green, [20 tests](../evidence/20261204T000000Z-make-a.tests.gz)"),
+        ("2026-12-02", f"failed: slow (4 failed: {names}), 20 passed"),
+        ("2026-12-06", "failed: quick (1 failed: `t.test_5`), 20 passed"),
+    ]
 
 
 def test_a_component_that_no_target_has_asks_for_its_own_line(copied: Path) -> None:

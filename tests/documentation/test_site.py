@@ -5,12 +5,16 @@ with pages for users, its picture fits a dark page. The site is written once, fo
 
 from __future__ import annotations
 
+import base64
 import functools
+import hashlib
+import os
 import re
+import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -134,8 +138,112 @@ def test_the_picture_is_dark_on_a_dark_page(site: str, window: Browser) -> None:
     assert seen == ["rgb(255, 255, 255)", "rgb(13, 17, 23)"]
 
 
-@pytest.mark.parametrize("page", ["README.html", "docs/jobs.html", "docs/platforms/slurm.html"])
+PAGES = ("README", "docs/jobs", "docs/platforms/slurm", "docs/platforms/index")
+WIDTHS = {"phone": (390, 844), "desktop": (1280, 900)}
+
+CUT_TABLES = """
+const screen = document.documentElement.clientWidth + 1;  // widths are rounded
+const cut = [];
+for (const table of document.querySelectorAll('article table')) {
+    const right = table.getBoundingClientRect().right;
+    let hidden = right > screen;
+    for (let around = table.parentElement; around; around = around.parentElement) {
+        const edge = around.getBoundingClientRect().right;
+        const overflow = getComputedStyle(around).overflowX;
+        if (overflow === 'visible' || right <= edge + 1) continue;
+        // The table goes on behind this edge: a reader can scroll to it, or it is cut off.
+        hidden = (overflow !== 'auto' && overflow !== 'scroll') || edge > screen;
+        break;
+    }
+    for (const cell of table.querySelectorAll('th, td'))
+        if (getComputedStyle(cell).overflowX === 'hidden' && cell.scrollWidth > cell.clientWidth)
+            hidden = true;
+    if (hidden) cut.push(table.textContent.trim().slice(0, 60));
+}
+return cut;
+"""
+"""Returns the beginning of each table that has text which cannot be reached on this screen."""
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_no_page_is_wider_than_a_phone(site: str, window: Browser, page: str) -> None:
-    window.size(390, 844)
-    window.open(f"{site}/{page}")
-    assert window.run("return document.documentElement.scrollWidth") <= 390
+    window.size(*WIDTHS["phone"])
+    window.open(f"{site}/{page}.html")
+    assert window.run("return document.documentElement.scrollWidth") <= WIDTHS["phone"][0]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("page", PAGES)
+def test_every_table_fits_or_can_be_scrolled(
+    site: str, window: Browser, page: str, width: str
+) -> None:
+    window.size(*WIDTHS[width])
+    window.open(f"{site}/{page}.html")
+    assert window.run("return document.querySelectorAll('article table').length") > 0
+    assert window.run(CUT_TABLES) == []
+
+
+WIDE = "article table { min-width: 900px !important; }"
+NARROW = "article table { table-layout: fixed !important; width: 90px !important; }"
+"""Styles of tables: wider than a phone, and too narrow for their words."""
+
+
+@pytest.mark.parametrize(
+    "style",
+    [
+        f"{WIDE} article * {{ overflow-x: hidden !important; }}",
+        f"{WIDE} body * {{ overflow-x: visible !important; }}",
+        f"{NARROW} article td {{ overflow: hidden !important; white-space: nowrap; }}",
+    ],
+    ids=["no scroll bar", "beyond the screen", "narrow cells"],
+)
+def test_a_table_that_is_cut_off_is_found(site: str, window: Browser, style: str) -> None:
+    window.size(*WIDTHS["phone"])
+    window.open(f"{site}/docs/jobs.html")
+    assert window.run(CUT_TABLES) == []
+    window.run(
+        "const element = document.createElement('style');"
+        f"element.textContent = `{style}`; document.head.append(element)"
+    )
+    assert window.run(CUT_TABLES) != []
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the folder for pictures: that of TRAINWORKS_PICTURES, or one of this run."""
+    chosen = os.environ.get("TRAINWORKS_PICTURES")
+    if not chosen:
+        return tmp_path_factory.mktemp("pictures")
+    folder = Path(chosen)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_each_page_has_its_pictures(
+    site: str,
+    window: Browser,
+    pictures: Path,
+    record_property: Callable[[str, object], None],
+    page: str,
+) -> None:
+    """Take a picture of a page in both colours at both widths, for people to look at. The record of
+    the suite has the sha256 of each (`tools/evidence.py`).
+    """
+    digests = {}
+    for scheme in ("light", "dark"):
+        for width, size in WIDTHS.items():
+            window.colours(scheme)
+            window.size(*size)
+            window.open(f"{site}/{page}.html")
+            picture = base64.b64decode(window.devtools("Page.captureScreenshot")["data"])
+            # PNG: its mark, then the length and the name of the head, then width and height.
+            assert picture[:8] == b"\x89PNG\r\n\x1a\n"
+            assert struct.unpack(">II", picture[16:24]) == size
+            name = f"{page.replace('/', '-')}-{scheme}-{width}.png"
+            (pictures / name).write_bytes(picture)
+            digests[name] = hashlib.sha256(picture).hexdigest()
+    # Dark is not light, and a phone is not a desktop.
+    assert len(set(digests.values())) == len(digests)
+    for name, digest in digests.items():
+        record_property(name, f"sha256:{digest}")

@@ -5,9 +5,12 @@ refused ones.
 from __future__ import annotations
 
 import copy
+import gzip
+import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -29,6 +32,8 @@ from trainworks.attestation.evidence import (
 from trainworks.attestation.provenance import CYCLONEDX, PROVENANCE
 from trainworks.errors import ProofError
 from trainworks.facts.rows import Facts
+from trainworks.plan.resolve import plan_row
+from trainworks.render.dockerfile import render
 
 MANIFEST = "d" * 64
 STEPS = (
@@ -56,21 +61,34 @@ def checkout(root: Path, tmp_path: Path) -> Path:
     return folder
 
 
+PROGRAMS = ("cat", "cp", "cut", "git", "grep", "sh", "touch")
+"""What the runs of these tests need. The engines of this machine are not among them."""
+
+
+def run_suite(checkout: Path, *steps: str) -> tuple[int, Path]:
+    """Run a suite of these steps, without engines other than those in the folder `engines` beside
+    the checkout; return its exit status and the path of its record.
+    """
+    programs = checkout.with_name("programs")
+    programs.mkdir(exist_ok=True)
+    for name in PROGRAMS:
+        program = shutil.which(name)
+        assert program, f"{name} is not installed"
+        if not (programs / name).exists():
+            (programs / name).symlink_to(program)
+    words = ("run", "make toys", *(step.format(python=sys.executable) for step in steps))
+    path = f"{checkout.with_name('engines')}:{programs}"
+    status, printed = evidence_tool(checkout, *words, path=path)
+    records = list(checkout.glob("evidence/*-make-toys.json"))
+    assert len(records) == 1, printed
+    return status, records[0]
+
+
 def recorded(checkout: Path, *steps: str) -> tuple[int, dict[str, Any]]:
-    words = (
-        sys.executable,
-        "tools/evidence.py",
-        "run",
-        "make toys",
-        *(step.format(python=sys.executable) for step in steps),
-    )
-    done = subprocess.run(
-        words, cwd=checkout, capture_output=True, text=True, check=False, timeout=300
-    )
-    (path,) = checkout.glob("evidence/*-make-toys.json")
+    status, path = run_suite(checkout, *steps)
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     path.unlink()
-    return done.returncode, record
+    return status, record
 
 
 def test_a_run_is_recorded_with_its_commit_and_its_tests(checkout: Path) -> None:
@@ -108,6 +126,138 @@ def test_a_failure_ends_the_run_and_is_recorded_with_its_name(checkout: Path) ->
         True,
     )
     assert not (checkout / "never").exists()
+
+
+TOYS = """
+def test_a(record_property):
+    record_property("a.png", "sha256:12")
+
+def test_b(): ...
+"""
+
+
+def test_the_list_of_all_tests_lies_beside_the_record(checkout: Path) -> None:
+    (checkout / "test_toy.py").write_text(TOYS, encoding="utf-8")
+    _, path = run_suite(checkout, *STEPS[:2])
+    record = json.loads(path.read_text(encoding="utf-8"))
+    tests = path.with_suffix(".tests.gz")
+    packed = tests.read_bytes()
+    assert record["tests"] == f"sha256:{hashlib.sha256(packed).hexdigest()}"
+    lines = gzip.decompress(packed).decode().splitlines()
+    assert lines[0] == "# two tests"
+    assert [re.sub(r"\t[0-9]+\.[0-9]{2}\t", " ", line) for line in lines[1:]] == [
+        "passed test_toy.test_a",
+        "passed test_toy.test_b",
+    ]
+    # The same list is the same bytes: the head has neither a time nor a name.
+    assert packed == gzip.compress(gzip.decompress(packed), mtime=0)
+    assert record["parts"][0]["properties"] == {"a.png": "sha256:12"}
+
+
+@pytest.mark.parametrize("fault", ["changed", "missing"])
+def test_a_list_that_is_not_the_records_is_refused(checkout: Path, fault: str) -> None:
+    _, path = run_suite(checkout, STEPS[0])
+    assert evidence_tool(checkout, "verify") == (0, f"{path.name}: unsigned\n")
+    tests = path.with_suffix(".tests.gz")
+    message = f"{path.name}: its list of tests is missing: {tests.name}\n"
+    if fault == "changed":
+        text = gzip.decompress(tests.read_bytes()).replace(b"test_b", b"test_c")
+        tests.write_bytes(gzip.compress(text, mtime=0))
+        message = f"{path.name}: its list of tests was changed: {tests.name}\n"
+    else:
+        tests.unlink()
+    assert evidence_tool(checkout, "verify") == (1, message)
+
+
+def test_a_run_without_tests_has_no_list(checkout: Path) -> None:
+    _, path = run_suite(checkout, STEPS[1])
+    assert "tests" not in json.loads(path.read_text(encoding="utf-8"))
+    assert list(path.parent.iterdir()) == [path]
+
+
+DOCKER = """\
+#!/bin/sh
+# Stands in for docker: its images are those of a file, as `docker image inspect` prints them.
+case "$1 $2" in
+"image ls") grep -o '"Id": "[^"]*"' {file} | cut -d '"' -f 4 ;;
+"image inspect") cat {file} ;;
+esac
+"""
+
+BUILDAH = """\
+#!/bin/sh
+# Stands in for buildah, which has one image as soon as there is a file.
+[ -e {file} ] || {{ echo '[]'; exit; }}
+case "$1" in
+images) echo '[{{"id": "{id}", "names": ["localhost/trainworks/a:1", "localhost/other:1"]}}]' ;;
+inspect) echo '{{"OCIv1": {{"config": {{"Labels": {{"trainworks.inputs": "sha256:5"}}}}}}}}' ;;
+esac
+"""
+
+CPU_NAME = "pytorch-2.13.0-cpu-py311-debian12"
+CPU_IMAGE = "trainworks/pytorch-training:2.13.0-cpu-py311-debian12"
+
+
+def image_of(name: str, number: int, inputs: str, *digests: str) -> dict[str, Any]:
+    """Return an image as Docker describes it."""
+    return {
+        "Id": f"sha256:{number:064x}",
+        "RepoTags": [name],
+        "RepoDigests": [f"localhost:5000/team/image@{digest}" for digest in digests],
+        "Config": {"Labels": {"trainworks.inputs": inputs}},
+    }
+
+
+@pytest.fixture
+def with_builder(checkout: Path, root: Path) -> Path:
+    """Give the checkout with the builder of this one."""
+    (checkout / ".venv").symlink_to(sys.prefix)
+    (checkout / "tools" / "image_inputs.py").symlink_to(root / "tools" / "image_inputs.py")
+    return checkout
+
+
+def test_a_record_has_the_images_that_the_run_built_or_used(
+    with_builder: Path, facts: Facts
+) -> None:
+    """Docker has an image of this checkout, one of another checkout, and one that is built anew;
+    buildah builds one.
+    """
+    engines = with_builder.with_name("engines")
+    engines.mkdir()
+    stand_ins = {
+        "docker": DOCKER.format(file=engines / "images.json"),
+        "buildah": BUILDAH.format(file=engines / "built", id="7" * 64),
+    }
+    for name, text in stand_ins.items():
+        (engines / name).write_text(text, encoding="utf-8")
+        (engines / name).chmod(0o755)
+    (row,) = (row for row in facts.targets if facts.name_of(row) == CPU_NAME)
+    of_today = render(plan_row(row, facts), facts).digest
+    used = image_of(CPU_IMAGE, 1, of_today, f"sha256:{'d' * 64}")
+    left_over = image_of("trainworks/tensorflow-training:old", 2, "sha256:0")
+    before = [used, left_over, image_of("trainworks/x:1", 3, "sha256:0")]
+    after = [used, left_over, image_of("trainworks/x:1", 4, "sha256:1"), image_of("mine:1", 5, "")]
+    for name, images in (("images.json", before), ("after.json", after)):
+        (engines / name).write_text(json.dumps(images), encoding="utf-8")
+    build = f"build: cp {engines}/after.json {engines}/images.json && touch {engines}/built"
+    _, path = run_suite(with_builder, build)
+    record = json.loads(path.read_text(encoding="utf-8"))
+    by_buildah = f"sha256:{'7' * 64}"
+    found = {"name": CPU_IMAGE, "engine": "docker", "id": used["Id"], "built": False}
+    assert record["images"] == [
+        {"name": "trainworks/a:1", "engine": "buildah", "id": by_buildah, "built": True},
+        {**found, "digests": [f"sha256:{'d' * 64}"]},
+        {"name": "trainworks/x:1", "engine": "docker", "id": after[2]["Id"], "built": True},
+    ]
+
+
+def test_records_of_builds_do_not_make_a_checkout_changed(checkout: Path) -> None:
+    """A run of all targets writes images/built.toml, and its page."""
+    for name in ("images/built.toml", "docs/tables/images.md"):
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+    step = "records: echo >> images/built.toml; echo >> docs/tables/images.md"
+    assert recorded(checkout, step)[1]["changed"] is False
+    assert recorded(checkout, "a row: echo >> images/pytorch.toml")[1]["changed"] is True
 
 
 def evidence_tool(checkout: Path, *words: str, path: str = os.environ["PATH"]) -> tuple[int, str]:

@@ -16,8 +16,11 @@ from threading import Thread
 import pytest
 
 from trainworks.attestation.subject_image import read_checkout
-from trainworks.build.record import record
+from trainworks.build.image import ImageResult
+from trainworks.build.record import prepare_record, record, record_result
 from trainworks.cli import main
+from trainworks.engine import create
+from trainworks.engine.protocol import BuiltImage
 from trainworks.errors import FactsError
 from trainworks.facts.data import FOLDERS
 from trainworks.facts.load import load
@@ -29,6 +32,7 @@ from trainworks.render.dockerfile import render
 
 CPU = "pytorch-2.13.0-cpu-py311-debian12"
 CU121 = "pytorch-2.4.1-cu121-py311-debian12"
+IMAGE_ID = f"sha256:{'5' * 64}"
 
 
 def built(target: str, inputs: str) -> Built:
@@ -185,26 +189,64 @@ def test_builds_that_end_at_once_are_all_recorded(built_today: Path) -> None:
     ]
 
 
+def commit_all(folder: Path) -> str:
+    """Make a folder a git repository with one commit; return the commit."""
+    who = ("-c", "user.name=test", "-c", "user.email=test@example.com")
+    git = ("git", "-C", str(folder), *who)
+    for words in (("init", "--quiet"), ("add", "--all"), ("commit", "--quiet", "--message", "all")):
+        subprocess.run((*git, *words), check=True)
+    head = subprocess.run((*git, "rev-parse", "HEAD"), check=True, capture_output=True, text=True)
+    return head.stdout.strip()
+
+
 def test_the_record_does_not_make_the_sources_of_an_image_changed(built_today: Path) -> None:
     """A release is built with `--record` and proven afterwards: its provenance
     names the commit, without changes.
     """
-    git = (
-        "git",
-        "-C",
-        str(built_today),
-        "-c",
-        "user.name=test",
-        "-c",
-        "user.email=test@example.com",
-    )
-    for words in (("init", "--quiet"), ("add", "--all"), ("commit", "--quiet", "--message", "all")):
-        subprocess.run((*git, *words), check=True)
+    commit_all(built_today)
     record(built(CPU, f"sha256:{'0' * 64}"), (CPU, CU121), built_today, os.environ)
     assert not read_checkout(built_today, ()).changed
     with (built_today / "images" / "pytorch.toml").open("a", encoding="utf-8") as file:
         file.write("# One more line.\n")
     assert read_checkout(built_today, ()).changed
+
+
+def record_build(folder: Path) -> Built:
+    """Record a build of the cpu image, as `build.py --record` does after its tests; return the row
+    as it is read again.
+    """
+    facts = load(folder)
+    (row,) = (row for row in facts.targets if facts.name_of(row) == CPU)
+    recipe = prepare_record(plan_row(row, facts), facts, folder)
+    image = BuiltImage(
+        reference=CPU, identifier=IMAGE_ID, size=709_000_000, labels={}, environment={}
+    )
+    result = ImageResult(image=image, engine=create("buildah"), seconds=9.4)
+    record_result(recipe, result, facts, folder, os.environ)
+    return load(folder).built_by_target[CPU]
+
+
+def test_a_row_has_the_commit_and_the_id_of_its_image(built_today: Path) -> None:
+    commit = commit_all(built_today)
+    row = record_build(built_today)
+    assert (row.commit, row.image, row.engine, row.seconds) == (commit, IMAGE_ID, "buildah", 9)
+    # A record changes no image: the next target has the same commit.
+    assert record_build(built_today).commit == commit
+    with (built_today / "templates" / "components" / "mpi4py.j2").open(
+        "a", encoding="utf-8"
+    ) as file:
+        file.write("{# One more line. #}\n")
+    assert (record_build(built_today).commit, row.image) == ("", IMAGE_ID)
+
+
+def test_a_row_of_a_folder_outside_of_git_has_no_commit(built_today: Path) -> None:
+    assert record_build(built_today).commit == ""
+
+
+def test_older_rows_without_commit_and_id_are_read(built_today: Path) -> None:
+    text = (built_today / "images" / "built.toml").read_text(encoding="utf-8")
+    assert "\ncommit = " not in text
+    assert [(row.commit, row.image) for row in load(built_today).built] == [("", ""), ("", "")]
 
 
 def test_a_variant_is_not_recorded_as_the_target(

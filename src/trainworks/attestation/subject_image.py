@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
@@ -28,13 +27,13 @@ from trainworks.attestation.provenance import (
 )
 from trainworks.engine import choose, closed, image_in
 from trainworks.engine.protocol import BuiltImage, Engine
-from trainworks.engine.subprocesses import run
 from trainworks.errors import OutputError, ProofError, UnknownNameError
 from trainworks.extend.image import plan_extension
 from trainworks.extend.render import RECIPES
 from trainworks.extend.request import ExtendRequest
 from trainworks.facts.data import data_folder
-from trainworks.facts.load import BUILT, load
+from trainworks.facts.load import load
+from trainworks.host.checkout import read_checkout_state
 from trainworks.imagetest.probe.packages import PackagesAnswer
 from trainworks.imagetest.probe_request import list_packages
 from trainworks.inspect.targets import build_command, find_image
@@ -45,23 +44,6 @@ from trainworks.plan.variants import TITLE_LABEL, image_named, request_of
 from trainworks.render.dockerfile import INPUTS_LABEL, Rendering, render
 from trainworks.terminal.output import say
 from trainworks.terminal.progress import DISPLAY
-
-SOURCES = (
-    "build.py",
-    "images",
-    "launcher",
-    "smdistributed",
-    "src",
-    "templates",
-    f":(exclude)images/{BUILT}",
-)
-"""The files of a checkout that decide an image, as git pathspecs.
-
-The record of builds is written after a build.
-"""
-
-GIT_SECONDS = 60.0
-"""Seconds that one call of git may take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,34 +253,13 @@ def read_checkout(root: Path, names: Iterable[str]) -> Checkout:
         root: The checkout.
         names: The paths of the files below it; missing files are left out.
     """
-    commit = ""
-    changed = False
-    # A folder inside of another repository is not a checkout of this one.
-    if _run_git(root, "rev-parse", "--show-toplevel") == str(root.resolve()):
-        commit = _run_git(root, "rev-parse", "HEAD")
-        changed = bool(_run_git(root, "status", "--porcelain", "--", *SOURCES))
+    state = read_checkout_state(root)
     hashes = {}
     for name in names:
         path = root / name
         if path.is_file():
             hashes[name] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return Checkout(commit=commit, changed=changed, files=hashes)
-
-
-def _run_git(root: Path, *words: str) -> str:
-    """Run git for a folder, and return its output; ``""`` if git fails or is not installed.
-
-    git fails outside of a repository. It changes nothing.
-    """
-    try:
-        # Without the variable, ``git status`` writes the index.
-        environment = {**os.environ, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
-        result = run(("git", "-C", str(root), *words), timeout=GIT_SECONDS, environment=environment)
-    except FileNotFoundError:
-        return ""
-    if result.status != 0:
-        return ""
-    return result.output.decode().strip()
+    return Checkout(commit=state.commit, changed=state.changed, files=hashes)
 
 
 def _read_text(path: Path) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from trainworks.facts.load import BUILT
 from trainworks.facts.lockfile import rows_as_toml
 from trainworks.facts.lockfile import write as write_facts
 from trainworks.facts.rows import Built, Facts
+from trainworks.host.checkout import read_checkout_state
 from trainworks.plan.model import ImagePlan
 from trainworks.render.build_records import inputs_of, inputs_of_target
 
@@ -28,19 +29,39 @@ HEADER = """\
 # `inputs` is the digest of all that decides the image. A build counts as built for real while that
 # is the digest of today's recipe; after a change it is shown as built from an older recipe.
 # `seconds` is with what was cached, and absent where the engine had the image already.
-# `digest` is that of the image that a release pushed.
+# `commit` is absent where files that decide images differed from it. `image` is the id that the
+# engine gives the image. `digest` is that of the image that a release pushed. Older rows have
+# neither commit nor id.
 """
 
 
-def refuse_record(plan: ImagePlan, facts: Facts, root: Path) -> None:
-    """Refuse, before a build, one that cannot be recorded.
+@dataclass(frozen=True, kw_only=True)
+class RecordedRecipe:
+    """What a build to record is made from, as it was before the build.
+
+    Attributes:
+        target: The target's name.
+        inputs: As ``Built.inputs``.
+        commit: As ``Built.commit``.
+    """
+
+    target: str
+    inputs: str
+    commit: str
+
+
+def prepare_record(plan: ImagePlan, facts: Facts, root: Path) -> RecordedRecipe:
+    """Return the recipe of a build that will be recorded; refuse one that cannot be.
+
+    To be called before the build: the checkout may change while it runs.
 
     Raises:
         OutputError: The image is not the target's own, or the file cannot be written.
     """
     writable_root(root, "`--record`")
     row = next(row for row in facts.targets if facts.name_of(row) == plan.target.name)
-    if inputs_of(plan, facts) != inputs_of_target(row, facts):
+    inputs = inputs_of(plan, facts)
+    if inputs != inputs_of_target(row, facts):
         raise OutputError(
             f"--record: this image is a variant of {plan.target.name}, not the target itself",
             hint="remove --with and --without, or remove --record",
@@ -52,19 +73,30 @@ def refuse_record(plan: ImagePlan, facts: Facts, root: Path) -> None:
         raise OutputError(
             f"--record: cannot write {path}", hint="use a checkout that you can write (--root)"
         )
+    checkout = read_checkout_state(root)
+    commit = checkout.commit
+    if checkout.changed:
+        commit = ""
+    return RecordedRecipe(target=plan.target.name, inputs=inputs, commit=commit)
 
 
 def record_result(
-    plan: ImagePlan, facts: Facts, result: ImageResult, root: Path, environment: Mapping[str, str]
+    recipe: RecordedRecipe,
+    result: ImageResult,
+    facts: Facts,
+    root: Path,
+    environment: Mapping[str, str],
 ) -> Path:
     """Record a build whose image tests all passed; returns the file. Raises ``OutputError``."""
     built = Built(
-        target=plan.target.name,
-        inputs=inputs_of(plan, facts),
+        target=recipe.target,
+        inputs=recipe.inputs,
         engine=result.engine.name,
         date=datetime.now(UTC).date().isoformat(),
         megabytes=round(result.image.size / 1_000_000),
         seconds=0 if result.unchanged else max(1, round(result.seconds)),
+        commit=recipe.commit,
+        image=result.image.identifier,
     )
     return record(built, {facts.name_of(row) for row in facts.targets}, root, environment)
 

@@ -6,6 +6,7 @@ import os
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainworks.build.base import pull_base
 from trainworks.build.context import add_local_artifacts, add_local_wheels, one_at_a_time
@@ -28,6 +29,9 @@ from trainworks.plan.resolve import make_plan, remove_pulled_bases
 from trainworks.render.dockerfile import Rendering, render
 from trainworks.terminal.build_progress import BuildProgress
 from trainworks.terminal.output import say
+
+if TYPE_CHECKING:
+    from trainworks.build.record import RecordedRecipe
 
 
 def build_target(
@@ -66,10 +70,11 @@ def build_target(
             plan = make_plan(request, session.facts)
     facts = session.facts
     spec = image_spec(plan, render(plan, facts), session)
+    recipe: RecordedRecipe | None = None
     if order.record:
-        from trainworks.build.record import refuse_record
+        from trainworks.build.record import prepare_record
 
-        refuse_record(plan, facts, session.root)
+        recipe = prepare_record(plan, facts, session.root)
     if engine is None or unchanged_image(spec, engine, order) is None:
         plan, left_out = _with_sources(request, plan, session, order)
         if left_out:
@@ -84,10 +89,10 @@ def build_target(
         **result.as_values(),
     }
     text = f"{plan.tags[0]}\n"
-    if order.record and result.broken is None:
+    if recipe is not None and result.broken is None:
         from trainworks.build.record import record_result
 
-        say(f"recorded in {record_result(plan, facts, result, session.root, os.environ)}")
+        say(f"recorded in {record_result(recipe, result, facts, session.root, os.environ)}")
     if order.push is not None and result.broken is None:
         report["pushed"], pushed = _push(plan.tags[0], order.push, result, session.settings)
         text += pushed

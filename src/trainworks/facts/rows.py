@@ -454,6 +454,11 @@ class Built:
         megabytes: Size of the image, uncompressed (1 MB = 1,000,000 bytes).
         seconds: Duration of the build, also of one with cached steps; 0 if the engine had the
             image already.
+        commit: The git commit that the image was built from; empty where files that decide images
+            differed from it, outside of git, and in older rows.
+        image: The image's id in the engine, the digest of its configuration; empty in older
+            rows.
+        digest: The digest of the image in a registry, once a release has pushed it.
     """
 
     target: str
@@ -462,6 +467,8 @@ class Built:
     date: field_types.Day
     megabytes: int
     seconds: int = 0
+    commit: field_types.Commit = ""
+    image: field_types.Digest = ""
     digest: field_types.Digest = ""
 
 
