@@ -6,20 +6,16 @@ Nothing is started: `--plan` stands in front of the words that the page has.
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from documentation.blocks import ROOT, block_of
+from documentation.blocks import block_of
+from documentation.planning import plan
 
 PAGES = "docs/platforms"
 DSTACK = {
@@ -84,31 +80,6 @@ def variables_of(words: list[str]) -> dict[str, str]:
     """Return the variables that a line sets for `train`: `-e NAME=VALUE`, or `NAME=VALUE`."""
     assignments = [word for word in words if re.match(r"[A-Z_]+=", word)]
     return dict(word.split("=", 1) for word in assignments)
-
-
-def plan(words: list[str], variables: dict[str, str], folder: Path) -> dict[str, Any]:
-    """Return the plan of a line that starts with `train`, made in a folder with a `train.py`."""
-    (folder / "train.py").touch()
-    torchrun = folder / "bin" / "torchrun"  # of an image; a plan only looks whether it is there
-    torchrun.parent.mkdir()
-    torchrun.write_text("#!/bin/sh\n", encoding="utf-8")
-    torchrun.chmod(0o755)
-    options = [word for word in words[1:] if word != "--plan"]
-    done = subprocess.run(
-        (sys.executable, "-m", "trainworks_launcher", "--plan", *options),
-        cwd=folder,
-        env={
-            "PATH": f"{torchrun.parent}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT / "launcher"),
-            **variables,
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    planned: dict[str, Any] = json.loads(done.stdout)
-    return planned
 
 
 @pytest.mark.parametrize("name", CASES)
