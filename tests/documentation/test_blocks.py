@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from documentation.blocks import ROOT, block_of, blocks_of
+from documentation.test_links import parse
 from trainworks_launcher.command import options
 
 PAGES = (
@@ -28,6 +29,13 @@ PAGES = (
     "docs/debug.md",
     *sorted(f"docs/platforms/{page.name}" for page in (ROOT / "docs" / "platforms").glob("*.md")),
 )
+
+PAGES_OF_USERS = (
+    "README.md",
+    *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")),
+    *sorted(f"docs/platforms/{page.name}" for page in (ROOT / "docs" / "platforms").glob("*.md")),
+)
+"""All pages but those of decisions, and tables."""
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -44,6 +52,23 @@ def test_every_block_is_run_by_a_test_or_says_why_not(page: str) -> None:
             assert (ROOT / name).is_file(), block.mark
         if runs:
             assert Path(page).name in (ROOT / runs[1]).read_text(encoding="utf-8"), block.mark
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_block_is_indented(page: str) -> None:
+    """In an item of a list a block would not be seen by the tests."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert re.findall(r"^[ \t]+```.*$", text, re.MULTILINE) == []
+
+
+@pytest.mark.parametrize("page", PAGES_OF_USERS)
+def test_a_page_begins_with_what_its_reader_wants(page: str) -> None:
+    """The first thing below the title is prose, not a command or a table. Comments, and the heading
+    of a section, do not count.
+    """
+    headings = ("heading_open", "heading_close", "inline", "html_block")
+    blocks = [token.type for token in parse(ROOT / page) if token.type not in headings]
+    assert blocks[0] == "paragraph_open"
 
 
 def run(block: str, folder: Path, **variables: str) -> str:
@@ -103,7 +128,9 @@ def test_the_handler_of_the_page_on_slurm_saves() -> None:
     assert saved == ["a checkpoint"]
 
 
-@pytest.mark.parametrize("words", ["srun apptainer", "--ntasks-per-node=8", "--job-name=train"])
+@pytest.mark.parametrize(
+    "words", ["srun apptainer", "--ntasks-per-node=8", "--job-name=train", "enroot import"]
+)
 def test_the_words_behind_train_of_the_page_on_slurm_are_understood(words: str) -> None:
     block = block_of("docs/platforms/slurm.md", words)
     command_line = shlex.split(block, comments=True)
@@ -111,3 +138,15 @@ def test_the_words_behind_train_of_the_page_on_slurm_are_understood(words: str) 
     end = arguments.index("--")
     _, _, invocation = options.read(arguments[:end], arguments[end:])
     assert invocation.program == ("train.py", "--lr", "0.05")
+
+
+@pytest.mark.parametrize(("words", "mode"), [("SM_HP_MP_PARAMETERS", "mpi"), ("--mode ray", "ray")])
+def test_the_lines_of_smp_and_ray_of_the_page_on_slurm_are_understood(
+    words: str, mode: str
+) -> None:
+    block = block_of("docs/platforms/slurm.md", words)
+    command_line = shlex.split(block, comments=True)
+    arguments = command_line[command_line.index("train") + 1 :]
+    end = arguments.index("--")
+    _, _, invocation = options.read(arguments[:end], arguments[end:])
+    assert (invocation.mode, invocation.program) == (mode, ("train.py",))
