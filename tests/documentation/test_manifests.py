@@ -17,6 +17,7 @@ import jsonschema
 import pytest
 import yaml
 
+from documentation.blocks import Block
 from trainworks_launcher.command import options
 from trainworks_launcher.contract.json_values import texts
 from trainworks_launcher.environment import platforms
@@ -45,6 +46,13 @@ def manifests() -> list[dict[str, Any]]:
 
 
 MANIFESTS = {f"{manifest['kind']}": manifest for manifest in manifests()}
+
+
+def manifest_in(page_blocks: list[Block], kind: str) -> dict[str, Any]:
+    """The one manifest of a kind in the blocks of a test."""
+    documents = [document for block in page_blocks for document in yaml.safe_load_all(block.text)]
+    (manifest,) = [document for document in documents if document["kind"] == kind]
+    return dict(manifest)
 
 
 def strict(schema: dict[str, Any]) -> dict[str, Any]:
@@ -93,12 +101,21 @@ def schema_of(kind: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["TrainJob", "PyTorchJob", "MPIJob", "Job", "JobSet"])
-def test_manifest_is_valid(kind: str) -> None:
-    manifest = MANIFESTS[kind]
+def test_manifest_is_valid(kind: str, page_blocks: list[Block]) -> None:
+    manifest = manifest_in(page_blocks, kind)
     if kind != "Job":
         row = SCHEMAS["kinds"][kind]
         assert manifest["apiVersion"] == f"{row['group']}/{row['version']}"
     jsonschema.Draft202012Validator(schema_of(kind)).validate(manifest)
+
+
+def test_the_policy_of_a_job_that_is_tried_again_is_valid(page_blocks: list[Block]) -> None:
+    (block,) = page_blocks
+    job = MANIFESTS["Job"]
+    policy = yaml.safe_load(block.text)["spec"]
+    merged = {**job, "spec": {**job["spec"], **policy}}
+    assert merged != job
+    jsonschema.Draft202012Validator(schema_of("Job")).validate(merged)
 
 
 @pytest.mark.parametrize("field", ["containers", "completionMode", "replicatedJobs", "limits"])
@@ -157,12 +174,12 @@ def test_the_hosts_of_an_indexed_job_are_the_names_of_its_pods() -> None:
             assert description.resource_config["current_host"] == hosts[index]
 
 
-def test_the_job_definition_of_aws_batch_is_valid() -> None:
-    (text,) = blocks("batch.md", "json")
+def test_the_job_definition_of_aws_batch_is_valid(page_blocks: list[Block]) -> None:
+    (block,) = page_blocks
     model = (
         botocore.session.get_session()
         .get_service_model("batch")
         .operation_model("RegisterJobDefinition")
     )
-    report = botocore.validate.ParamValidator().validate(json.loads(text), model.input_shape)
+    report = botocore.validate.ParamValidator().validate(json.loads(block.text), model.input_shape)
     assert not report.has_errors(), report.generate_report()
