@@ -26,6 +26,7 @@ PAGES = (
     "README.md",
     "docs/jobs.md",
     "docs/extend.md",
+    "docs/any-image.md",
     "docs/ship.md",
     "docs/migrate.md",
     "docs/debug.md",
