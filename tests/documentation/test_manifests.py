@@ -17,7 +17,7 @@ import jsonschema
 import pytest
 import yaml
 
-from documentation.blocks import block_of
+from documentation.blocks import Block, block_of
 from documentation.planning import plan
 from trainworks_launcher.command import options
 from trainworks_launcher.contract import names
@@ -50,8 +50,8 @@ def manifests() -> list[dict[str, Any]]:
 
 MANIFESTS = {f"{manifest['kind']}": manifest for manifest in manifests()}
 
-PARTS = {"backoffLimit: 6": "Job", "--mode, mpi": "Job", "maxRestarts": "JobSet"}
-"""A text of each block of jobset.md that is a part of a manifest, and the kind that it is for."""
+PARTS = {"tries": "Job", "smp": "Job", "restarts": "JobSet"}
+"""Cases of blocks of jobset.md that are a part of a manifest, and the kind that each is for."""
 
 
 def part_of_page(words: str) -> dict[str, Any]:
@@ -75,6 +75,13 @@ def merge(manifest: Any, part: Any) -> Any:
     for row in part:
         rows[row["name"]] = merge(rows.get(row["name"], {}), row)
     return list(rows.values())
+
+
+def manifest_in(page_blocks: list[Block], kind: str) -> dict[str, Any]:
+    """The one manifest of a kind in the blocks of a test."""
+    documents = [document for block in page_blocks for document in yaml.safe_load_all(block.text)]
+    (manifest,) = [document for document in documents if document["kind"] == kind]
+    return dict(manifest)
 
 
 def strict(schema: dict[str, Any]) -> dict[str, Any]:
@@ -123,24 +130,21 @@ def schema_of(kind: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["TrainJob", "PyTorchJob", "MPIJob", "Job", "JobSet"])
-def test_manifest_is_valid(kind: str) -> None:
-    manifest = MANIFESTS[kind]
+def test_manifest_is_valid(kind: str, page_blocks: list[Block]) -> None:
+    manifest = manifest_in(page_blocks, kind)
     if kind != "Job":
         row = SCHEMAS["kinds"][kind]
         assert manifest["apiVersion"] == f"{row['group']}/{row['version']}"
     jsonschema.Draft202012Validator(schema_of(kind)).validate(manifest)
 
 
-@pytest.mark.parametrize(("words", "kind"), PARTS.items())
-def test_manifest_with_a_part_of_the_page_is_valid(words: str, kind: str) -> None:
-    manifest = merge(MANIFESTS[kind], part_of_page(words))
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_of_a_manifest_is_valid(part: str, page_blocks: list[Block]) -> None:
+    (block,) = page_blocks
+    kind = PARTS[part]
+    manifest = merge(MANIFESTS[kind], yaml.safe_load(block.text))
     assert manifest != MANIFESTS[kind]
     jsonschema.Draft202012Validator(schema_of(kind)).validate(manifest)
-
-
-def test_every_part_of_a_manifest_has_its_case() -> None:
-    texts_of_parts = [text for text in blocks("jobset.md", "yaml") if "apiVersion" not in text]
-    assert len(texts_of_parts) == len(PARTS)
 
 
 @pytest.mark.parametrize("field", ["containers", "completionMode", "replicatedJobs", "limits"])
@@ -316,12 +320,12 @@ def test_the_command_of_a_kubeflow_manifest_is_planned_in_its_pod(
     assert arguments[-3:] == ["train.py", "--lr", "0.05"]
 
 
-def test_the_job_definition_of_aws_batch_is_valid() -> None:
-    (text,) = blocks("batch.md", "json")
+def test_the_job_definition_of_aws_batch_is_valid(page_blocks: list[Block]) -> None:
+    (block,) = page_blocks
     model = (
         botocore.session.get_session()
         .get_service_model("batch")
         .operation_model("RegisterJobDefinition")
     )
-    report = botocore.validate.ParamValidator().validate(json.loads(text), model.input_shape)
+    report = botocore.validate.ParamValidator().validate(json.loads(block.text), model.input_shape)
     assert not report.has_errors(), report.generate_report()

@@ -13,21 +13,23 @@ from pathlib import Path
 
 import pytest
 
-from documentation.blocks import ROOT, block_of
+from documentation.blocks import ROOT, Block
 from documentation.planning import plan
 
-PAGE = "docs/migrate.md"
 TWO_HOSTS = {"TRAINWORKS_HOSTS": "node-a,node-b", "TRAINWORKS_HOST": "node-a"}
 
 
-def test_the_check_of_the_job_before_it_leaves_the_laptop(tmp_path: Path) -> None:
+def test_the_check_of_the_job_before_it_leaves_the_laptop(
+    page_blocks: list[Block], tmp_path: Path
+) -> None:
     """Run the block where a checkout has a `launcher`, with a project beside it."""
+    (block,) = page_blocks
     (tmp_path / "launcher").symlink_to(ROOT / "launcher")
     (tmp_path / "my-project").mkdir()
     (tmp_path / "my-project" / "train.py").touch()
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
-        ("bash", "-euc", block_of(PAGE, "trainworks_preflight")),
+        ("bash", "-euc", block.text),
         cwd=tmp_path,
         env={"PATH": path, "HOME": str(tmp_path)},
         capture_output=True,
@@ -65,10 +67,10 @@ REPLACEMENTS = (
 
 @pytest.mark.parametrize("replacement", REPLACEMENTS, ids=lambda row: row.replaces)
 def test_a_line_that_replaces_a_launch_script_is_planned(
-    replacement: Replacement, tmp_path: Path
+    replacement: Replacement, page_blocks: list[Block], tmp_path: Path
 ) -> None:
-    block = block_of(PAGE, "srun torchrun")
-    (line,) = [line for line in block.splitlines() if replacement.replaces in line]
+    (block,) = page_blocks
+    (line,) = [line for line in block.text.splitlines() if replacement.replaces in line]
     words = shlex.split(line, comments=True)
     planned = plan(words[words.index("train") :], TWO_HOSTS, tmp_path)
     assert planned["mode"] == replacement.mode
@@ -76,6 +78,6 @@ def test_a_line_that_replaces_a_launch_script_is_planned(
         assert [argument for argument in planned["argv"] if argument.endswith(word)], word
 
 
-def test_every_line_has_its_case() -> None:
-    lines = block_of(PAGE, "srun torchrun").splitlines()
-    assert len(lines) == len(REPLACEMENTS)
+def test_every_line_has_its_case(page_blocks: list[Block]) -> None:
+    (block,) = page_blocks
+    assert len(block.text.splitlines()) == len(REPLACEMENTS)

@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from documentation.blocks import block_of
+from documentation.blocks import Block
 from documentation.planning import plan
 
-PAGES = "docs/platforms"
 DSTACK = {
     "DSTACK_NODES_IPS": "10.0.0.1\n10.0.0.2",
     "DSTACK_NODES_NUM": "2",
@@ -37,27 +36,23 @@ SKYPILOT = {
 
 @dataclass(frozen=True)
 class Case:
-    """A line of a page: the text that its block has, and the result that must follow.
+    """The result that must follow from the line of a page, whose mark names the case.
 
     Attributes:
-        page: File name in docs/platforms.
-        words: A text that stands in one block of the page only.
         hosts: How many hosts torchrun must be told of.
         variables: Environment variables of the platform, beside those of the line.
     """
 
-    page: str
-    words: str
     hosts: int
     variables: dict[str, str] = field(default_factory=dict)
 
 
 CASES = {
-    "hosts": Case("hosts.md", "-e TRAINWORKS_HOSTS", hosts=2),
-    "index": Case("index.md", "train --plan", hosts=1),
-    "others": Case("others.md", "MASTER_ADDR=m0", hosts=2),
-    "dstack": Case("dstack-skypilot.md", "type: task", hosts=2, variables=DSTACK),
-    "skypilot": Case("dstack-skypilot.md", "num_nodes: 2", hosts=2, variables=SKYPILOT),
+    "hosts": Case(hosts=2),
+    "index": Case(hosts=1),
+    "others": Case(hosts=2),
+    "dstack": Case(hosts=2, variables=DSTACK),
+    "skypilot": Case(hosts=2, variables=SKYPILOT),
 }
 
 
@@ -83,9 +78,10 @@ def variables_of(words: list[str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_line_of_a_page_is_planned(name: str, tmp_path: Path) -> None:
+def test_the_line_of_a_page_is_planned(name: str, page_blocks: list[Block], tmp_path: Path) -> None:
     case = CASES[name]
-    words = command_line(block_of(f"{PAGES}/{case.page}", case.words))
+    (block,) = page_blocks
+    words = command_line(block.text)
     start = words.index("train")
     planned = plan(words[start:], {**case.variables, **variables_of(words[:start])}, tmp_path)
     if case.hosts > 1:
