@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from aws import SECRET
+from documentation.blocks import Block, blocks_run_by
 from trainworks.facts.load import load
 from trainworks.facts.rows import Facts
 
@@ -114,6 +115,14 @@ def root() -> Path:
 def facts() -> Facts:
     """Give the real facts; they are frozen, so every test may have the same ones."""
     return load(ROOT)
+
+
+@pytest.fixture
+def page_blocks(request: pytest.FixtureRequest) -> list[Block]:
+    """Give the blocks of the pages whose mark names the test (``documentation/blocks.py``)."""
+    blocks = blocks_run_by(request.node.nodeid)
+    assert blocks, "no mark of a page names this test"
+    return blocks
 
 
 @pytest.fixture

@@ -13,6 +13,12 @@ def _keys(text: str) -> set[str]:
     return set(re.findall(r"`([a-z_0-9]+)`", re.sub(r"\([^)]*\)", "", text)))
 
 
+def _keys_of_table(heading: str) -> set[str]:
+    """Return the keys of the table below a heading of the page: the first cell of each row."""
+    section = PAGE.partition(f"\n### {heading}\n")[2].partition("\n#")[0]
+    return set(re.findall(r"^\| `([a-z_0-9]+)` \|", section, re.MULTILINE))
+
+
 DOCUMENTED = {
     command.replace("`", ""): (kind, _keys(keys.partition(": a list with")[0]))
     for command, kind, keys in re.findall(
@@ -20,6 +26,10 @@ DOCUMENTED = {
     )
 }
 """Row of the table to the kind of the result and all keys that it can have."""
+
+# Results with a table of their own.
+DOCUMENTED["build --until plan"] = ("object", _keys_of_table("A plan"))
+DOCUMENTED["outdated"] = ("object", _keys_of_table("A report of outdated"))
 
 
 def promised(command: str, *absent: str) -> set[str]:

@@ -29,7 +29,6 @@ from row_schemas import schema_files  # noqa: E402
 from trainworks import errors  # noqa: E402 - the path has to be set first
 from trainworks.cli.commands import COMMANDS, grammar_of  # noqa: E402
 from trainworks.facts.load import load  # noqa: E402
-from trainworks.facts.ranges import PROPERTIES  # noqa: E402
 from trainworks.facts.rows import Facts, TargetRow  # noqa: E402
 from trainworks.inspect.listing import patches_until, render_summary  # noqa: E402
 from trainworks.plan.resolve import make_plan  # noqa: E402
@@ -182,35 +181,6 @@ def instances(facts: Facts) -> str:
 def cell(text: str) -> str:
     """Return a text for a cell of a table, which a bar would end."""
     return text.replace("|", "\\|")
-
-
-def properties() -> str:
-    """Return the properties of targets that rules can use."""
-    lines = ["| property | what it is |", "|---|---|"]
-    lines += [f"| `{name}` | {meaning} |" for name, meaning in PROPERTIES.items()]
-    return "\n".join(lines) + "\n"
-
-
-def compatibility_rules(facts: Facts) -> str:
-    """Return the compatibility rules with their conditions, requirements, reasons and sources."""
-
-    def ranges(ranges_by_name: Mapping[str, str]) -> str:
-        return ", ".join(f"{name} {allowed}" for name, allowed in ranges_by_name.items())
-
-    lines = ["| rule | when | required | why | instead | source |", "|---|---|---|---|---|---|"]
-    for rule in facts.rules:
-        required = f"`{ranges(rule.require)}`" if rule.require else "not this"
-        advised = " (advice)" if rule.severity == "advise" else ""
-        cells = (
-            rule.name + advised,
-            f"`{ranges(rule.when)}`",
-            required,
-            rule.reason,
-            rule.instead,
-            rule.source,
-        )
-        lines.append(f"| {' | '.join(map(cell, cells))} |")
-    return "\n".join(lines) + "\n"
 
 
 def launcher_facts(facts: Facts) -> str:
@@ -420,8 +390,6 @@ def main() -> int:
         "proved": proved(facts),
         "summary": render_summary(facts),
         "instances": instances(facts),
-        "properties": properties(),
-        "compatibility-rules": compatibility_rules(facts),
         "usage": usage(),
         "variables": variables(),
         "exit-statuses": exit_statuses(),

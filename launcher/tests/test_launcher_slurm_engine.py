@@ -229,9 +229,15 @@ def test_a_batch_script_without_srun_is_refused(
     assert "trained alone" not in text
 
 
-def scripts_of_the_page() -> list[str]:
+@pytest.fixture
+def page_blocks(request: pytest.FixtureRequest) -> list[str]:
+    """Give the batch scripts of docs/platforms/slurm.md whose mark, the comment in the line above,
+    names the test.
+    """
     page = (REPOSITORY / "docs/platforms/slurm.md").read_text(encoding="utf-8")
-    return re.findall(r"```sh\n(#!/bin/bash\n.*?)```", page, re.DOTALL)
+    test = f"launcher/tests/{Path(__file__).name}::{request.node.name}"
+    mark = rf"^<!-- run by {re.escape(test)}(?:;[^\n]*)? -->\n"
+    return re.findall(rf"{mark}```sh\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
 
 
 def run_batch(
@@ -249,12 +255,13 @@ def run_batch(
 
 
 def test_the_batch_script_of_the_page(
-    slurm: Slurm, tmp_path: Path, manifest: dict[str, str]
+    slurm: Slurm, page_blocks: list[str], tmp_path: Path, manifest: dict[str, str]
 ) -> None:
     """docs/platforms/slurm.md, without the options of a container, and with two
     processes on each CPU node.
     """
-    batch = re.sub(r"#SBATCH --gpus\S*.*\n", "", scripts_of_the_page()[0])
+    (script,) = page_blocks
+    batch = re.sub(r"#SBATCH --gpus\S*.*\n", "", script)
     batch = re.sub(r" *--container[^\n]*\\\n", "", batch).replace(
         "--mode", "--processes-per-host 2 --mode"
     )
@@ -286,12 +293,13 @@ if begun == "nothing":
 
 
 def test_a_job_whose_task_is_lost_goes_on_when_it_is_requeued(
-    slurm: Slurm, tmp_path: Path, manifest: dict[str, str]
+    slurm: Slurm, page_blocks: list[str], tmp_path: Path, manifest: dict[str, str]
 ) -> None:
     """The other batch script of docs/platforms/slurm.md: a launcher is killed,
     with all that it had started.
     """
-    batch = scripts_of_the_page()[1].replace("SECONDS=60", "SECONDS=20")
+    (script,) = page_blocks
+    batch = script.replace("SECONDS=60", "SECONDS=20")
     assert "SECONDS=20\n" in batch
     (tmp_path / "checkpoints").mkdir()
     os.mkfifo(tmp_path / "meeting")

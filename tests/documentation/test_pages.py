@@ -14,22 +14,18 @@ import subprocess
 from pathlib import Path
 
 import trainworks
+from documentation.blocks import Block
 from trainworks.cli.commands import BUILD, COMMANDS, grammar_of
 from trainworks_launcher.contract import names
 
 
-def blocks(path: Path, language: str) -> list[str]:
-    """Return the blocks of a page that are in some language."""
-    return re.findall(
-        rf"^```{language}\n(.*?)^```$", path.read_text("utf-8"), re.DOTALL | re.MULTILINE
-    )
-
-
-def test_the_failing_job_of_the_page_on_debugging(root: Path, tmp_path: Path) -> None:
-    (block,) = blocks(root / "docs" / "debug.md", "sh")
+def test_the_failing_job_of_the_page_on_debugging(
+    page_blocks: list[Block], root: Path, tmp_path: Path
+) -> None:
+    (block,) = page_blocks
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
     done = subprocess.run(
-        ("bash", "-euc", block.replace("/tmp/job", str(tmp_path / "job"))),
+        ("bash", "-euc", block.adapted(folder=tmp_path / "job")),
         cwd=root,
         env=environment,
         capture_output=True,
@@ -70,11 +66,12 @@ def test_every_command_line_of_every_page_is_understood(root: Path) -> None:
         grammar_of(name).parse_args(words)
 
 
-def test_the_job_that_is_checked_before_a_cluster_is_paid_for(root: Path, tmp_path: Path) -> None:
-    text = (root / "docs" / "jobs.md").read_text("utf-8").partition("## Before you pay")[2]
-    (block, *_) = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+def test_the_job_that_is_checked_before_a_cluster_is_paid_for(
+    page_blocks: list[Block], root: Path, tmp_path: Path
+) -> None:
+    (block,) = page_blocks
     done = subprocess.run(
-        ("bash", "-euc", block.replace("/tmp/check", str(tmp_path / "check"))),
+        ("bash", "-euc", block.adapted(folder=tmp_path / "check")),
         cwd=root,
         env={"PATH": os.environ["PATH"]},
         capture_output=True,

@@ -6,22 +6,17 @@ Nothing is started: `--plan` stands in front of the words that the page has.
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from documentation.blocks import ROOT, block_of
+from documentation.blocks import Block
+from documentation.planning import plan
 
-PAGES = "docs/platforms"
 DSTACK = {
     "DSTACK_NODES_IPS": "10.0.0.1\n10.0.0.2",
     "DSTACK_NODES_NUM": "2",
@@ -41,27 +36,23 @@ SKYPILOT = {
 
 @dataclass(frozen=True)
 class Case:
-    """A line of a page: the text that its block has, and the result that must follow.
+    """The result that must follow from the line of a page, whose mark names the case.
 
     Attributes:
-        page: File name in docs/platforms.
-        words: A text that stands in one block of the page only.
         hosts: How many hosts torchrun must be told of.
         variables: Environment variables of the platform, beside those of the line.
     """
 
-    page: str
-    words: str
     hosts: int
     variables: dict[str, str] = field(default_factory=dict)
 
 
 CASES = {
-    "hosts": Case("hosts.md", "-e TRAINWORKS_HOSTS", hosts=2),
-    "index": Case("index.md", "train --plan", hosts=1),
-    "others": Case("others.md", "MASTER_ADDR=m0", hosts=2),
-    "dstack": Case("dstack-skypilot.md", "type: task", hosts=2, variables=DSTACK),
-    "skypilot": Case("dstack-skypilot.md", "num_nodes: 2", hosts=2, variables=SKYPILOT),
+    "hosts": Case(hosts=2),
+    "index": Case(hosts=1),
+    "others": Case(hosts=2),
+    "dstack": Case(hosts=2, variables=DSTACK),
+    "skypilot": Case(hosts=2, variables=SKYPILOT),
 }
 
 
@@ -86,35 +77,11 @@ def variables_of(words: list[str]) -> dict[str, str]:
     return dict(word.split("=", 1) for word in assignments)
 
 
-def plan(words: list[str], variables: dict[str, str], folder: Path) -> dict[str, Any]:
-    """Return the plan of a line that starts with `train`, made in a folder with a `train.py`."""
-    (folder / "train.py").touch()
-    torchrun = folder / "bin" / "torchrun"  # of an image; a plan only looks whether it is there
-    torchrun.parent.mkdir()
-    torchrun.write_text("#!/bin/sh\n", encoding="utf-8")
-    torchrun.chmod(0o755)
-    options = [word for word in words[1:] if word != "--plan"]
-    done = subprocess.run(
-        (sys.executable, "-m", "trainworks_launcher", "--plan", *options),
-        cwd=folder,
-        env={
-            "PATH": f"{torchrun.parent}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT / "launcher"),
-            **variables,
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    planned: dict[str, Any] = json.loads(done.stdout)
-    return planned
-
-
 @pytest.mark.parametrize("name", CASES)
-def test_the_line_of_a_page_is_planned(name: str, tmp_path: Path) -> None:
+def test_the_line_of_a_page_is_planned(name: str, page_blocks: list[Block], tmp_path: Path) -> None:
     case = CASES[name]
-    words = command_line(block_of(f"{PAGES}/{case.page}", case.words))
+    (block,) = page_blocks
+    words = command_line(block.text)
     start = words.index("train")
     planned = plan(words[start:], {**case.variables, **variables_of(words[:start])}, tmp_path)
     if case.hosts > 1:

@@ -5,24 +5,22 @@ sends, and starts the job that it says.
 from __future__ import annotations
 
 import json
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 from botocore.session import Session
 from botocore.validate import ParamValidator
 
+from documentation.blocks import Block
 from trainworks_launcher.environment.environment import Devices
 from trainworks_testing.launcher_environments import environment, plan
 
 
 @pytest.fixture
-def request_of_the_page(root: Path) -> dict[str, Any]:
+def request_of_the_page(page_blocks: list[Block]) -> dict[str, Any]:
     """Give the JSON block of the page."""
-    page = (root / "docs" / "platforms" / "sagemaker.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
-    request: dict[str, Any] = json.loads(block)
+    (block,) = page_blocks
+    request: dict[str, Any] = json.loads(block.text)
     return request
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,20 +56,20 @@ root, and a read-only root.
 """
 
 
-def run_on_hosts(
+@contextmanager
+def started_hosts(
     reference: str,
     network: Any,
     folders: Mapping[str, Path],
-    status: int = 0,
     settings: Mapping[str, Any] = {},
-) -> str:
-    """Run a job in one container for each host, on a private network; return the output of all.
+) -> Iterator[list[Any]]:
+    """Start a job in one container for each host, on a private network; give the containers, which
+    are removed afterwards.
 
     Args:
         reference: The image.
         network: The private network.
         folders: /opt/ml of each host, by the host's name.
-        status: How each host is to end.
         settings: More of each container, as docker's client has them.
     """
     import docker
@@ -93,8 +93,45 @@ def run_on_hosts(
             containers.append(container)
         for container in containers:
             container.start()
-        statuses = [container.wait(timeout=PATIENCE)["StatusCode"] for container in containers]
-        logs = [container.logs().decode(errors="replace") for container in containers]
+        yield containers
+
+
+def wait_for_hosts(containers: Sequence[Any]) -> tuple[list[int], list[str]]:
+    """Wait until the containers of a job have ended; return the status and the log of each."""
+    statuses = [container.wait(timeout=PATIENCE)["StatusCode"] for container in containers]
+    logs = [container.logs().decode(errors="replace") for container in containers]
+    return statuses, logs
+
+
+def wait_for_line(container: Any, words: str) -> None:
+    """Wait until a line of the container's log has these words; fail if the container ends."""
+    following = ("docker", "logs", "--follow", container.id)
+    with subprocess.Popen(
+        following, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as log:
+        assert log.stdout is not None
+        assert any(words in line for line in log.stdout), container.logs().decode()
+        log.kill()
+
+
+def run_on_hosts(
+    reference: str,
+    network: Any,
+    folders: Mapping[str, Path],
+    status: int = 0,
+    settings: Mapping[str, Any] = {},
+) -> str:
+    """Run a job in one container for each host, on a private network; return the output of all.
+
+    Args:
+        reference: The image.
+        network: The private network.
+        folders: /opt/ml of each host, by the host's name.
+        status: How each host is to end.
+        settings: More of each container, as docker's client has them.
+    """
+    with started_hosts(reference, network, folders, settings) as containers:
+        statuses, logs = wait_for_hosts(containers)
     assert statuses == [status] * len(folders), "\n".join(log[-3000:] for log in logs)
     return "".join(logs)
 

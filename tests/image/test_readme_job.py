@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from documentation.blocks import block_of
+from documentation.blocks import Block
 from image.support import ROOT, BuiltByCommand
 
 pytestmark = pytest.mark.engine
@@ -30,22 +30,23 @@ def run(command: tuple[str, ...], folder: Path) -> str:
     return done.stdout
 
 
-def test_the_failed_job_of_the_readme(docker_image: BuiltByCommand, tmp_path: Path) -> None:
+def test_the_failed_job_of_the_readme(
+    docker_image: BuiltByCommand, page_blocks: list[Block], tmp_path: Path
+) -> None:
+    (block,) = page_blocks
     folder = tmp_path / "failing"
     shutil.copytree(ROOT / "examples" / "failing", folder)
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"^```console\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
     try:
         run(("sh", "two-hosts.sh", docker_image.reference), folder)
         seen = ""
-        for command in re.findall(r"^\$ (.*)$", block, re.MULTILINE):
+        for command in re.findall(r"^\$ (.*)$", block.text, re.MULTILINE):
             seen += f"$ {command}\n{run(('bash', '-c', command), folder)}"
     finally:
         subprocess.run(
             ("docker", "rm", "--force", "node-1", "node-2"), check=False, capture_output=True
         )
         subprocess.run(("docker", "network", "rm", "failing"), check=False, capture_output=True)
-    assert seen == block
+    assert seen == block.text
 
 
 TRAIN = """
@@ -93,13 +94,11 @@ def played(block: str, folder: Path) -> str:
 
 
 @pytest.mark.usefixtures("docker_image")
-def test_the_first_jobs_of_the_readme(project: Path) -> None:
+def test_the_first_jobs_of_the_readme(page_blocks: list[Block], project: Path) -> None:
     """Run both blocks, on the image of these tests; the second one as the text says for no GPUs."""
-    digits = block_of("README.md", "examples/digits/prepare.py").replace("cu121", "cpu")
-    own = block_of("README.md", "--gpus all").replace("--gpus all ", "")
-    own = own.replace("--mode", "--processes-per-host 2 --mode")
-    folder = str(project / "digits")
-    printed = played(f"{digits}cd my-project\n{own}".replace("/tmp/digits", folder), project)
+    digits, own = page_blocks
+    first_job = digits.adapted(folder=project / "digits")
+    printed = played(f"{first_job}cd my-project\n{own.adapted()}", project)
     assert "\nmodel.pt\n" in printed
     assert printed.count("2 ranks, lr 0.1\n") == 2
     new_files = [path for path in (project / "my-project").rglob("*") if path.name != "train.py"]
@@ -107,12 +106,11 @@ def test_the_first_jobs_of_the_readme(project: Path) -> None:
 
 
 @pytest.mark.usefixtures("docker_image")
-def test_the_first_jobs_of_the_page_on_jobs(project: Path) -> None:
+def test_the_first_jobs_of_the_page_on_jobs(page_blocks: list[Block], project: Path) -> None:
     """One container, then two, in one shell: the second block goes on where the first one ends."""
-    first_block = block_of("docs/jobs.md", "cd my-project")
-    two = block_of("docs/jobs.md", "docker network create two")
+    one, two = page_blocks
     try:
-        printed = played(first_block + two, project)
+        printed = played(one.text + two.text, project)
     finally:
         subprocess.run(
             ("docker", "rm", "--force", "node-1", "node-2"), check=False, capture_output=True
@@ -123,12 +121,12 @@ def test_the_first_jobs_of_the_page_on_jobs(project: Path) -> None:
 
 
 @pytest.mark.usefixtures("docker_image")
-def test_the_first_extension_of_the_page_on_extend(project: Path) -> None:
+def test_the_first_extension_of_the_page_on_extend(page_blocks: list[Block], project: Path) -> None:
+    (block,) = page_blocks
     tag = f"trainworks-test/page:{uuid.uuid4().hex[:12]}"
     shutil.rmtree(project / "my-project")
-    block = block_of("docs/extend.md", "mkdir -p my-project").replace("my/train:1", tag)
     try:
-        printed = played(block, project)
+        printed = played(block.adapted(tag=tag), project)
     finally:
         subprocess.run(("docker", "rmi", "--force", tag), check=False, capture_output=True)
     assert "trained with einops 0." in printed

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 
@@ -450,6 +451,14 @@ def test_what_a_target_can_be_asked_about(row_facts: Facts) -> None:
     assert properties.keys() >= PROPERTIES.keys(), (
         "every property that the documentation names is one"
     )
+
+
+def test_the_head_of_the_rules_explains_every_property(root: Path) -> None:
+    text = (root / "images" / "compatibility.toml").read_text(encoding="utf-8")
+    head = text.partition("\n\n")[0]
+    explained = dict(re.findall(r"^#   ([a-z.]+) {2,}(.+)$", head, re.MULTILINE))
+    meanings = {name: meaning.replace("`", "") for name, meaning in PROPERTIES.items()}
+    assert {name: explained.get(name) for name in meanings} == meanings
 
 
 def test_a_target_without_cuda_has_none_of_its_properties(facts: Facts) -> None:

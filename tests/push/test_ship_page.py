@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from documentation.blocks import block_of
+from documentation.blocks import Block
 from image.support import ROOT, engine_that_answers
 from push.support import RegistryServer
 from trainworks.cli.grammar import CPU_TARGET
@@ -21,7 +21,11 @@ pytestmark = pytest.mark.engine
 
 @pytest.mark.usefixtures("logged_in")
 def test_the_block_of_the_page_ends_with_a_promoted_image(
-    server: RegistryServer, other: RegistryServer, registries: Registries, tmp_path: Path
+    page_blocks: list[Block],
+    server: RegistryServer,
+    other: RegistryServer,
+    registries: Registries,
+    tmp_path: Path,
 ) -> None:
     """Run in a clone without changes; the smallest image, and two registries on this machine."""
     engine_that_answers("docker")
@@ -29,17 +33,11 @@ def test_the_block_of_the_page_ends_with_a_promoted_image(
         pytest.skip("NOT TESTED: no cosign (tools/set-up-engine all)")
     clone = tmp_path / "clone"
     subprocess.run(("git", "clone", "--quiet", str(ROOT), str(clone)), check=True)
-    block = block_of("docs/ship.md", "cosign generate-key-pair")
-    for words, here in {
-        "name=pytorch-2.15.0-cu132-py311-debian12 ": f"name={CPU_TARGET} ",
-        "HOST/pytorch-training": f"{server.host}/pytorch-training",
-        "OTHER/pytorch-training": f"{other.host}/pytorch-training",
-    }.items():
-        assert block.count(words) == 1
-        block = block.replace(words, here)
+    (block,) = page_blocks
+    hosts = {"host": server.host, "other": other.host}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
-        ("bash", "-euc", block),
+        ("bash", "-euc", block.adapted(target=CPU_TARGET, **hosts)),
         cwd=clone,
         env={**os.environ, "PATH": path, "COSIGN_PASSWORD": ""},
         stdout=subprocess.PIPE,

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from documentation.test_manifests import MANIFESTS
+from documentation.blocks import Block
+from documentation.test_manifests import manifest_in
 from sdk.support import HERE, PEERS
 
 pytestmark = pytest.mark.engine
@@ -33,16 +34,17 @@ def with_quantities_as_text(manifest: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["TrainJob", "PyTorchJob"])
-def test_the_sdk_reads_the_whole_manifest(kind: str) -> None:
+def test_the_sdk_reads_the_whole_manifest(kind: str, page_blocks: list[Block]) -> None:
+    manifest = manifest_in(page_blocks, kind)
     python = PEERS / "kubeflow" / "bin" / "python"
     assert python.is_file(), f"{python} is missing; make peers makes it"
     done = subprocess.run(
         (python, HERE / "clients" / "kubeflow_models.py"),
-        input=json.dumps(MANIFESTS[kind]),
+        input=json.dumps(manifest),
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
     read = with_quantities_as_text(json.loads(done.stdout))
-    assert read == with_quantities_as_text(MANIFESTS[kind])
+    assert read == with_quantities_as_text(manifest)

@@ -5,39 +5,28 @@ mode, with the page's own settings.
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from documentation.blocks import Block
 from sdk.support import PEERS, PROGRAMS, removed_afterwards
 from trainworks_testing.clock import PATIENCE
 
 pytestmark = pytest.mark.engine
 
-ROOT = Path(__file__).resolve().parents[2]
 
-
-@pytest.mark.parametrize(
-    ("line", "first"),
-    [("v3", "from sagemaker.train import"), ("v2", "from sagemaker.local import")],
-)
+@pytest.mark.parametrize("line", ["v3", "v2"])
 def test_the_examples_of_the_page_on_jobs(
-    line: str, first: str, image: str, tmp_path: Path
+    line: str, page_blocks: list[Block], image: str, tmp_path: Path
 ) -> None:
-    page = (
-        (ROOT / "docs" / "jobs.md")
-        .read_text(encoding="utf-8")
-        .partition("## With the SageMaker Python SDK")[2]
-    )
-    settings = re.findall(r"^```sh\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)[0]
-    (example,) = re.findall(rf"^```python\n({first}.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    assert f'"{image}"' in example, "the page names the image that is built here"
+    settings, example = page_blocks
+    assert f'"{image}"' in example.text, "the page names the image that is built here"
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "train.py").write_bytes((PROGRAMS / "plain.py").read_bytes())
-    (tmp_path / "example.py").write_text(example, encoding="utf-8")
+    (tmp_path / "example.py").write_text(example.text, encoding="utf-8")
     variables = {
         name: os.environ[name]
         for name in ("PATH", "DOCKER_HOST", "DOCKER_CONFIG")
@@ -50,7 +39,7 @@ def test_the_examples_of_the_page_on_jobs(
     python = PEERS / f"sdk-{line}" / "bin" / "python"
     with removed_afterwards(tmp_path, environment):
         done = subprocess.run(
-            (*isolated, "bash", "-euc", f"{settings}\n{shlex.quote(str(python))} example.py"),
+            (*isolated, "bash", "-euc", f"{settings.text}\n{shlex.quote(str(python))} example.py"),
             cwd=tmp_path,
             env=environment,
             stdout=subprocess.PIPE,

@@ -54,7 +54,7 @@ def parser() -> Grammar:
         done="all fit, or every check of the image passed",
         fails=(*PLANNING_ERRORS, *IMAGE_ERRORS),
         reads=(FACTS, DOCKER_HOST),
-        see_also=("lock --check", "docs/compatibility.md"),
+        see_also=("lock --check", "images/compatibility.toml"),
     )
     grammar = Grammar(manual, check=_check)
     add_only(grammar)
