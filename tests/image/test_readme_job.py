@@ -92,6 +92,12 @@ def played(block: str, folder: Path) -> str:
     return done.stdout
 
 
+def owners_of_results(project: Path) -> set[str]:
+    """Return the owners of all that jobs have written into the folder of the script."""
+    new_files = [path for path in (project / "my-project").rglob("*") if path.name != "train.py"]
+    return {path.owner() for path in new_files}
+
+
 @pytest.mark.usefixtures("docker_image")
 def test_the_first_jobs_of_the_readme(project: Path) -> None:
     """Run both blocks, on the image of these tests; the second one as the text says for no GPUs."""
@@ -102,8 +108,7 @@ def test_the_first_jobs_of_the_readme(project: Path) -> None:
     printed = played(f"{digits}cd my-project\n{own}".replace("/tmp/digits", folder), project)
     assert "\nmodel.pt\n" in printed
     assert printed.count("2 ranks, lr 0.1\n") == 2
-    new_files = [path for path in (project / "my-project").rglob("*") if path.name != "train.py"]
-    assert {path.owner() for path in new_files} <= {project.owner()}
+    assert owners_of_results(project) <= {project.owner()}
 
 
 @pytest.mark.usefixtures("docker_image")
@@ -120,6 +125,7 @@ def test_the_first_jobs_of_the_page_on_jobs(project: Path) -> None:
         subprocess.run(("docker", "network", "rm", "two"), check=False, capture_output=True)
     assert printed.count("2 ranks, lr 0.1\n") == 3, "both of one container, and one of two"
     assert printed.endswith("\n0\n0\nnode-1\nnode-2\ntwo\n")
+    assert owners_of_results(project) <= {project.owner()}
 
 
 @pytest.mark.usefixtures("docker_image")
