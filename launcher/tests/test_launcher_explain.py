@@ -195,7 +195,7 @@ def test_the_first_lines_say_mode_hosts_processes_network_and_warnings() -> None
 
 def test_a_job_that_goes_on_says_from_where(tmp_path: Path) -> None:
     job = make_job(environment()._replace(resume_from=str(tmp_path / "checkpoint-16")))
-    assert f"goes on from the checkpoint {tmp_path / 'checkpoint-16'}" in first_lines(
+    assert f"continues from the checkpoint {tmp_path / 'checkpoint-16'}" in first_lines(
         plan_host(job), job
     )
 

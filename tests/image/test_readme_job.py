@@ -165,7 +165,7 @@ def test_an_example_learns_and_goes_on_as_its_page_says(examples: Path, name: st
     losses = [float(loss) for loss in LOSS.findall(printed)]
     assert len(losses) > 4
     assert losses[-1] < losses[0] / 4
-    assert "goes on" in printed
+    assert "continues" in printed
     assert "exit status of node-1 and node-2: 0 0" in printed
 
 
@@ -216,5 +216,5 @@ def test_an_example_goes_on_after_the_death_of_a_rank(
         log.kill()
     output, _ = job.communicate()
     assert job.returncode == 0, output[-4000:]
-    assert re.search(r"goes on with step \d+, from /src/checkpoints/step-\d+", output)
+    assert re.search(r"continues with step \d+, from /src/checkpoints/step-\d+", output)
     assert "step 200 loss" in output
