@@ -31,8 +31,14 @@ from trainworks.cli.commands import COMMANDS, grammar_of  # noqa: E402
 from trainworks.facts.load import load  # noqa: E402
 from trainworks.facts.rows import Facts, TargetRow  # noqa: E402
 from trainworks.inspect.listing import patches_until, render_summary  # noqa: E402
+from trainworks.plan.model import Request  # noqa: E402
 from trainworks.plan.resolve import make_plan  # noqa: E402
-from trainworks.plan.select import request_for, sorted_rows, version_key  # noqa: E402
+from trainworks.plan.select import (  # noqa: E402
+    request_for,
+    select_row,
+    sorted_rows,
+    version_key,
+)
 from trainworks.render.manifest import render_manifest  # noqa: E402
 
 MARKED = re.compile(r"(<!-- generated: ([a-z-]+) -->\n)(.*?)(<!-- end of generated -->)", re.DOTALL)
@@ -150,22 +156,49 @@ def drivers(facts: Facts) -> str:
 
 
 def choice(facts: Facts) -> str:
-    """Return the choices of users: for each CUDA the framework's version, driver and last patch."""
+    """Return the choices of users: for each CUDA the framework's version, driver, last patch and
+    last build, and below the table the command of the recommended target.
+
+    Of several targets of one CUDA the row has the last build of the one that ``--cuda`` alone
+    means.
+    """
+    recommended = recommended_target(facts)
     lines = [
-        "| `--cuda` | framework | NVIDIA driver at least | patches until |",
-        "|---|---|---|---|",
+        "| `--cuda` | framework | NVIDIA driver at least | patches until | last built |",
+        "|---|---|---|---|---|",
     ]
+    for row in targets_of_packages(facts):
+        request = Request(framework=row.framework, cuda=row.cuda, version=row.version)
+        name = facts.name_of(select_row(request, facts))
+        cuda = f"`{row.cuda}`"
+        if name == recommended:
+            cuda += ", recommended"
+        driver = facts.cuda_by_name[row.cuda].minimum_driver or "-"
+        built = facts.built_by_target.get(name)
+        day = built.date if built else "-"
+        lines.append(
+            f"| {cuda} | {row.framework} {row.version} | {driver} |"
+            f" {patches_until(row, facts)} | {day} |"
+        )
+    table = "\n".join(dict.fromkeys(lines)) + "\n"
+    return f"{table}\nRecommended, if your driver runs it: `python build.py {recommended}`.\n"
+
+
+def recommended_target(facts: Facts) -> str:
+    """Return the name of the target with the newest CUDA of those whose framework gets patches."""
+    supported = [row for row in targets_of_packages(facts) if facts.end_of_patch(row) is None]
+    newest = max(supported, key=lambda row: version_key(row.cuda.removeprefix("cu")))
+    return facts.name_of(select_row(Request(framework=newest.framework, cuda=newest.cuda), facts))
+
+
+def targets_of_packages(facts: Facts) -> list[TargetRow]:
+    """Return the targets for x86-64 that are made of packages."""
+    chosen = []
     for row in sorted_rows(facts):
-        if (
-            facts.sources_of(row) == "packages"
-            and facts.base_by_name[row.base].architecture == "amd64"
-        ):
-            driver = facts.cuda_by_name[row.cuda].minimum_driver or "-"
-            lines.append(
-                f"| `{row.cuda}` | {row.framework} {row.version} | {driver} |"
-                f" {patches_until(row, facts)} |"
-            )
-    return "\n".join(dict.fromkeys(lines)) + "\n"
+        is_amd64 = facts.architecture_of(row) == "amd64"
+        if is_amd64 and facts.sources_of(row) == "packages":
+            chosen.append(row)
+    return chosen
 
 
 def instances(facts: Facts) -> str:

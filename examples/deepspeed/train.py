@@ -82,7 +82,7 @@ def main():
         _, state = engine.load_checkpoint(checkpoint.parent, tag=checkpoint.name)
         first = state["step"] + 1
         if rank == 0:
-            print(f"goes on with step {first}, from {newest}", flush=True)
+            print(f"continues with step {first}, from {newest}", flush=True)
 
     folder = os.environ.get("TRAINWORKS_CHECKPOINT_DIRECTORY", "checkpoints")
     for step in range(first, options.steps + 1):

@@ -125,7 +125,7 @@ def main():
     if newest:
         first = load(newest, model, optimizer)
         if rank == 0:
-            print(f"goes on with step {first}, from {newest}", flush=True)
+            print(f"continues with step {first}, from {newest}", flush=True)
 
     folder = Path(os.environ.get("TRAINWORKS_CHECKPOINT_DIRECTORY", "checkpoints"))
     folder.mkdir(parents=True, exist_ok=True)

@@ -68,7 +68,7 @@ def main():
     )
     newest = os.environ.get("TRAINWORKS_RESUME_FROM")
     if newest and trainer.is_global_zero:
-        print(f"goes on from {newest}", flush=True)
+        print(f"continues from {newest}", flush=True)
     batches = DataLoader(make_data(), batch_size=options.batch, shuffle=True)
     trainer.fit(Regression(), batches, ckpt_path=newest)
 

@@ -46,7 +46,7 @@ def load(model, optimizer):
     optimizer.load_state_dict(state["optimizer"])
     first = state["step"] + 1
     if ray.train.get_context().get_world_rank() == 0:
-        print(f"goes on with step {first}", flush=True)
+        print(f"continues with step {first}", flush=True)
     return first
 
 

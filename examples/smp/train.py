@@ -71,7 +71,7 @@ def main():
     if (folder / "newest").exists():
         first = smp.resume_from_checkpoint(folder)["step"] + 1
         if smp.rank() == 0:
-            print(f"goes on with step {first}, from {folder}", flush=True)
+            print(f"continues with step {first}, from {folder}", flush=True)
 
     for step in range(first, options.steps + 1):
         inputs, targets = batch_of(step, options.batch, device)

@@ -88,7 +88,7 @@ def main():
         print(f"{arguments.world_size} processes", flush=True)
     newest = os.environ.get("TRAINWORKS_RESUME_FROM")
     if newest and trainer.is_world_process_zero():
-        print(f"goes on from {newest}", flush=True)
+        print(f"continues from {newest}", flush=True)
     trainer.train(resume_from_checkpoint=newest)
     trainer.save_model(os.environ.get("SM_MODEL_DIR", "model"))
 

@@ -530,7 +530,7 @@ DIFFERENCES = (
         "not set",
         "how often the job was started again; `TRAINWORKS_CHECKPOINT_DIRECTORY` and"
         " `TRAINWORKS_RESUME_FROM` are set where checkpoints are",
-        "a script that was started again goes on from its checkpoint",
+        "a script that was started again continues from its checkpoint",
         _restarts,
         Case(),
     ),

@@ -1,4 +1,4 @@
-"""All hosts start again together after a failure that another try may cure.
+"""All hosts start again together after a retryable failure.
 
 Never ranks of two tries at once.
 """
@@ -341,7 +341,7 @@ def test_what_a_restart_costs(
     assert history.of_job(KILLED).lost_steps is None, "the next try has not begun"
     changed, line = history.resume(*history.find_checkpoint())
     assert (
-        line == "try 2 of the job goes on from"
+        line == "try 2 of the job continues from"
         f" {tmp_path / name if name else 'its beginning: no checkpoint'}; {message}"
     )
     assert changed["TRAINWORKS_RESUME_FROM"] == (str(tmp_path / name) if name else "")

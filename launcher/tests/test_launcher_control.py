@@ -779,7 +779,7 @@ def test_a_job_that_may_lose_hosts_starts_without_one_that_never_came() -> None:
         in_turns(loop, 0.1)
         assert heard.calls == ["welcome", "go"]
         assert (
-            f"lost host {WORKER}: did not join within 0.05 s; going on with 1 of 2 hosts"
+            f"lost host {WORKER}: did not join within 0.05 s; continuing with 1 of 2 hosts"
             in heard.log
         )
         with joined(loop, control) as late:
@@ -1027,7 +1027,7 @@ def test_a_job_goes_on_without_a_lost_host_and_says_so(tmp_path: Path) -> None:
         third.process.kill()
         for launcher in (leader, worker):
             launcher.read_until(
-                f"lost host {THIRD}: it closed the connection; going on with 2 of 3 hosts"
+                f"lost host {THIRD}: it closed the connection; continuing with 2 of 3 hosts"
             )
             launcher.read_until("rank runs", 2)
         worker.process.kill()
@@ -1039,12 +1039,12 @@ def test_a_job_goes_on_without_a_lost_host_and_says_so(tmp_path: Path) -> None:
 def test_a_lost_host_that_wakes_again_is_told(tmp_path: Path) -> None:
     with elastic_job(tmp_path, 2, heartbeat=8) as (leader, worker, third):
         third.process.send_signal(signal.SIGSTOP)
-        leader.read_until("going on with 2 of 3 hosts")
-        worker.read_until("going on with 2 of 3 hosts")
+        leader.read_until("continuing with 2 of 3 hosts")
+        worker.read_until("continuing with 2 of 3 hosts")
         third.process.send_signal(signal.SIGCONT)
         assert third.wait() == 66, third.text
         assert f"lost host {THIRD}: no message from it for" in third.failure
-        assert "the job goes on without it" in third.failure
+        assert "the job continues without it" in third.failure
         assert leader.process.poll() is worker.process.poll() is None
 
 
@@ -1052,7 +1052,7 @@ def test_a_lost_host_that_is_started_again_is_told(tmp_path: Path) -> None:
     port = free_port()
     with elastic_job(tmp_path, 2, port=port) as (leader, _, third):
         third.process.kill()
-        leader.read_until("going on with 2 of 3 hosts")
+        leader.read_until("continuing with 2 of 3 hosts")
         env = {
             "TRAINWORKS_CONTROL_PORT": str(port),
             "TRAINWORKS_IMAGE_MANIFEST": str(tmp_path / "image.json"),
@@ -1061,7 +1061,7 @@ def test_a_lost_host_that_is_started_again_is_told(tmp_path: Path) -> None:
             assert again.wait() == 66
         assert (
             again.failure
-            == f"lost host {THIRD}: it closed the connection; the job goes on without it"
+            == f"lost host {THIRD}: it closed the connection; the job continues without it"
         )
         assert leader.process.poll() is None
 

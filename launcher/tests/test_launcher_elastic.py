@@ -106,7 +106,7 @@ def test_other_modes_start_again_on_all_hosts_and_need_them_all(mode: str) -> No
     assert read({RESTARTS: 1}, mode=mode) == (Elastic(1, 0), [])
     _, problems = read({RESTARTS: 1, MINIMUM: 2}, mode=mode)
     where = " or ".join(sorted(f"hyperparameter {name}" for name in (RESTARTS, MINIMUM)))
-    assert f"a job of mode {mode} cannot go on with fewer hosts ({where})" in str(problems[0])
+    assert f"a job of mode {mode} cannot continue with fewer hosts ({where})" in str(problems[0])
 
 
 def test_a_job_with_hosts_outside_its_distribution_needs_them_all() -> None:

@@ -329,7 +329,7 @@ def test_a_refusal_in_a_working_directory_leaves_it_as_it_is(room: Path) -> None
         (
             lambda base: (base / "model").symlink_to("nowhere"),
             "model",
-            "is a link that leads nowhere",
+            "is a link whose target does not exist",
         ),
         (lambda base: (base / "model").mkdir(), "model", ""),
         (lambda _: None, "a/b/c", ""),

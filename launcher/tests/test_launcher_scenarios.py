@@ -493,7 +493,7 @@ def test_torchrun_goes_on_without_a_lost_host(manifest: Path, tmp_path: Path, ho
             assert not hosts[1].succeeded
     for host in (hosts[0], hosts[2]):
         assert "lost host algo-2: " in host.text
-        assert "going on with 2 of 3 hosts" in host.text
+        assert "continuing with 2 of 3 hosts" in host.text
         assert f"trained {host.base.name}" in host.text
         assert host.succeeded
     lives = re.findall(r"life (\d+) rank (\d+) of (\d+) on (\S+) from step (\d+)", text_of(hosts))

@@ -94,7 +94,7 @@ def test_list_for_people(root: Path, facts: Facts) -> None:
     assert numbers == sorted(numbers), "2.10.0 comes after 2.7.1"
     for row in facts.targets:
         end = facts.end_of_patch(row)
-        assert f"  {end.date if end else 'successor'}  " in rows[facts.name_of(row)]
+        assert f"  {end.date if end else 'supported'}  " in rows[facts.name_of(row)]
     assert [line for line in lines if line != line.rstrip()] == []
 
 

@@ -71,6 +71,7 @@ def cloned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("images", "docs", "tests", "src"):
         (origin / name).mkdir(parents=True)
         (origin / name / "file").write_text("first\n", encoding="utf-8")
+    (origin / "README.md").write_text("first\n", encoding="utf-8")
     git(origin, "init", "--quiet", "--initial-branch", "main")
     git(origin, "add", ".")
     author = ("-c", "user.name=a", "-c", "user.email=a@example.com")
@@ -96,13 +97,14 @@ def test_what_moved_is_proposed_and_main_stays(root: Path, cloned: Path) -> None
     assert not (cloned.parent / "asked").exists(), "nothing moved"
 
     (cloned / "images" / "file").write_text("moved\n", encoding="utf-8")
+    (cloned / "README.md").write_text("built today\n", encoding="utf-8")
     subprocess.run(propose, cwd=cloned, check=True)
     origin = cloned.parent / "origin"
     branch = git(cloned, "branch", "--show-current").strip()
     assert branch.startswith("archive-20")
     assert git(origin, "show", "--format=%s", "--name-only", branch).split("\n\n") == [
         "Move the day",
-        "images/file\n",
+        "README.md\nimages/file\n",
     ]
     assert git(origin, "show", "main:images/file") == "first\n"
     listing, create = (cloned.parent / "asked").read_text(encoding="utf-8").splitlines()

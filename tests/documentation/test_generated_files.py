@@ -1,5 +1,5 @@
 """Test that the files which `make check` compares follow from the rows: a change of words leaves
-them as they are, a record changes the page of all images.
+them as they are, a record changes the page of all images and the README's table.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def append(path: Path, text: str) -> None:
         file.write(text)
 
 
-def test_words_and_recipes_ask_for_nothing_and_a_record_for_its_page(copied: Path) -> None:
+def test_words_and_recipes_ask_for_nothing_and_a_record_for_its_pages(copied: Path) -> None:
     append(
         copied / "launcher" / "trainworks_launcher" / "contract" / "names.py", "# One more line.\n"
     )
@@ -67,8 +67,10 @@ def test_words_and_recipes_ask_for_nothing_and_a_record_for_its_page(copied: Pat
     assert changes > 0
     assert generate(copied, "--check") == (0, "")
     built.unlink()
-    stale_message = "docs/tables/images.md is not what the facts say: run `make docs`\n"
-    assert generate(copied, "--check") == (1, stale_message)
+    stale_messages = ""
+    for page in ("README.md", "docs/tables/images.md"):
+        stale_messages += f"{page} is not what the facts say: run `make docs`\n"
+    assert generate(copied, "--check") == (1, stale_messages)
 
 
 def test_signatures_and_lists_beside_records_are_no_records(copied: Path) -> None:

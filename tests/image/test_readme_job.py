@@ -93,6 +93,12 @@ def played(block: str, folder: Path) -> str:
     return done.stdout
 
 
+def owners_of_results(project: Path) -> set[str]:
+    """Return the owners of all that jobs have written into the folder of the script."""
+    new_files = [path for path in (project / "my-project").rglob("*") if path.name != "train.py"]
+    return {path.owner() for path in new_files}
+
+
 @pytest.mark.usefixtures("docker_image")
 def test_the_first_jobs_of_the_readme(page_blocks: list[Block], project: Path) -> None:
     """Run both blocks, on the image of these tests; the second one as the text says for no GPUs."""
@@ -101,8 +107,7 @@ def test_the_first_jobs_of_the_readme(page_blocks: list[Block], project: Path) -
     printed = played(f"{first_job}cd my-project\n{own.adapted()}", project)
     assert "\nmodel.pt\n" in printed
     assert printed.count("2 ranks, lr 0.1\n") == 2
-    new_files = [path for path in (project / "my-project").rglob("*") if path.name != "train.py"]
-    assert {path.owner() for path in new_files} <= {project.owner()}
+    assert owners_of_results(project) <= {project.owner()}
 
 
 @pytest.mark.usefixtures("docker_image")
@@ -118,6 +123,7 @@ def test_the_first_jobs_of_the_page_on_jobs(page_blocks: list[Block], project: P
         subprocess.run(("docker", "network", "rm", "two"), check=False, capture_output=True)
     assert printed.count("2 ranks, lr 0.1\n") == 3, "both of one container, and one of two"
     assert printed.endswith("\n0\n0\nnode-1\nnode-2\ntwo\n")
+    assert owners_of_results(project) <= {project.owner()}
 
 
 @pytest.mark.usefixtures("docker_image")
@@ -157,7 +163,7 @@ def test_an_example_learns_and_goes_on_as_its_page_says(examples: Path, name: st
     losses = [float(loss) for loss in LOSS.findall(printed)]
     assert len(losses) > 4
     assert losses[-1] < losses[0] / 4
-    assert "goes on" in printed
+    assert "continues" in printed
     assert "exit status of node-1 and node-2: 0 0" in printed
 
 
@@ -208,5 +214,5 @@ def test_an_example_goes_on_after_the_death_of_a_rank(
         log.kill()
     output, _ = job.communicate()
     assert job.returncode == 0, output[-4000:]
-    assert re.search(r"goes on with step \d+, from /src/checkpoints/step-\d+", output)
+    assert re.search(r"continues with step \d+, from /src/checkpoints/step-\d+", output)
     assert "step 200 loss" in output

@@ -271,7 +271,7 @@ def test_an_alternative_is_taken_for_a_base_image_that_is_gone(
     )
     add_python_lock(root, *PACKAGES)
     result = call("lock", root=root)
-    assert f"base image {gone} cannot be had: {there} is taken" in result.err
+    assert f"base image {gone} is not available: {there} is taken" in result.err
     assert [(row.name, row.digest, row.reference) for row in load(root).locked_base_images] == [
         (gone, DIGEST, there)
     ]

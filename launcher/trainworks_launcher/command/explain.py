@@ -20,7 +20,7 @@ from trainworks_launcher.contract.origins import Origin
 from trainworks_launcher.plan.plan import NodePlan, Reason
 
 _VALUE_LIMIT = 160
-"""Characters of a value that the table shows: SM_TRAINING_ENV alone would fill a screen."""
+"""Characters of a variable that the table shows: SM_TRAINING_ENV alone would fill a screen."""
 
 _NARROWEST, _WIDEST = 60, 180
 """Columns of the table; a terminal outside these gets the nearest."""
@@ -234,9 +234,9 @@ _HEADINGS = (
 def to_table(plan: NodePlan, rows: Sequence[Row], width: int, ranks: Sequence[str] = ()) -> str:
     """Return an explanation as a table.
 
-    Long values are shortened, long texts wrapped. No word is broken, so that all can be copied: a
-    name or a value with a word longer than its column has lines of its own, and a word longer than
-    the table makes its line longer.
+    Long values of variables are shortened, long texts wrapped. No word is broken, so that all can
+    be copied: a name or a value with a word longer than its column has lines of its own, and a word
+    longer than the table makes its line longer.
 
     Args:
         plan: The plan that is explained; its warnings come last.
@@ -262,7 +262,7 @@ def to_table(plan: NodePlan, rows: Sequence[Row], width: int, ranks: Sequence[st
         lines += ["", f"{heading}:"]
         for row in chosen:
             value = row.value
-            if kind != "process" and len(value) > _VALUE_LIMIT:
+            if kind == "variable" and len(value) > _VALUE_LIMIT:
                 value = f"{value[:_VALUE_LIMIT]}... ({len(value):,} characters)"
             lines += _format_row((row.name, value, row.origin, row.why), widths)
     if plan.warnings:

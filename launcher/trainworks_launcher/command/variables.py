@@ -79,7 +79,7 @@ SETTINGS = (
     Setting(
         names.MIN_HOSTS_VARIABLE,
         "all",
-        "hosts with which a torchrun job goes on when others are lost",
+        "hosts with which a torchrun job continues when others are lost",
     ),
     Setting(names.GIVE_UP_VARIABLE, "on", "end a job that torchrun restarts without progress"),
     Setting(names.NUMA_VARIABLE, "auto", "torchrun's --numa-binding"),

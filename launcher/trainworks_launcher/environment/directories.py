@@ -310,7 +310,7 @@ def why_not_writable(path: str) -> str:
             mode = parent.stat().st_mode
         except (FileNotFoundError, NotADirectoryError):
             if parent.is_symlink():
-                return f"{parent} is a link that leads nowhere"
+                return f"{parent} is a link whose target does not exist"
             continue
         except OSError as error:
             return f"{parent}: {error.strerror}"

@@ -57,7 +57,7 @@ def read_patiently(
         raise reading.errors[0]
     if not reading.results:
         problem = f"{_describe_current()} within {limit:g} s"
-        advice = "unmount or mend it, or start the job without it"
+        advice = "unmount or repair it, or start the job without it"
         raise RefusalError([Problem(problem, "this host", advice)])
     return reading.results[0]
 

@@ -57,7 +57,7 @@ def read_elastic(reader: Reader, mode: str, hosts: int, all_hosts: int) -> Elast
     if mode != MODE and minimum is not None and minimum < hosts:
         where = " or ".join(places)
         advice = f"leave it out, or start the job with {MODE}"
-        reader.refuse(f"a job of mode {mode} cannot go on with fewer hosts", where, advice)
+        reader.refuse(f"a job of mode {mode} cannot continue with fewer hosts", where, advice)
     if minimum is None or minimum == hosts:
         return Elastic(restarts or 0)
     if hosts < all_hosts:
@@ -70,7 +70,7 @@ def read_elastic(reader: Reader, mode: str, hosts: int, all_hosts: int) -> Elast
     if restarts == 0:
         problem = f"{minimum} of {hosts} hosts are enough, and no restart is allowed"
         where = " and ".join(places)
-        advice = "a job goes on without a lost host by a restart: allow at least 1"
+        advice = "a job continues without a lost host by a restart: allow at least 1"
         reader.refuse(problem, where, advice)
     if restarts is None:
         restarts = names.ELASTIC_RESTARTS

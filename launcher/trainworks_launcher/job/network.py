@@ -200,11 +200,10 @@ def _choose_interface(environment: Environment, reader: Reader) -> _Interface:
     if not requested:
         if not devices.reaching:
             return _NO_INTERFACE
-        address = devices.own_address or "no address"
-        why = (
-            f"routes to the leader; this host's own name leads to {address},"
-            " which is no address of it"
-        )
+        own_name = "no address"
+        if devices.own_address:
+            own_name = f"{devices.own_address}, which is not an address of this host"
+        why = f"routes to the leader; this host's own name leads to {own_name}"
         return _Interface(devices.reaching, why)
     requested_names = requested.split(",")
     present = [name for name in requested_names if name in devices.interfaces]

@@ -318,7 +318,7 @@ def first_lines(plan: NodePlan, job: Job) -> tuple[str, ...]:
     if len(job.placement.hosts) > 1:
         lines.append(f"between hosts: {_transport(plan)}")
     if environment.resume_from:
-        lines.append(f"goes on from the checkpoint {environment.resume_from}")
+        lines.append(f"continues from the checkpoint {environment.resume_from}")
     lines += [f"warning: {warning}" for warning in plan.warnings]
     return tuple(lines)
 

@@ -313,7 +313,7 @@ class AttemptHistory:
         """
         from_step = step_in(checkpoint) if checkpoint else 0
         start = checkpoint or "its beginning: no checkpoint"
-        line = f"try {self.restarts + 1} of the job goes on from {start}"
+        line = f"try {self.restarts + 1} of the job continues from {start}"
         if self._step >= 0 and from_step >= 0:
             steps = max(0, self._step - from_step)
             line += f"; {steps} step(s) are lost: the last try had come to step {self._step}"

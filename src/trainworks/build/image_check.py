@@ -117,7 +117,7 @@ def check_image(check: CheckRequest, session: BuildSession) -> ImageResult:
     static, obstacle = check.static, engine.isolates()
     if obstacle and not static:
         say(
-            "only its files are checked, no program of it is run:"
+            "only its files are checked, none of its programs is run:"
             f" {engine.name} cannot isolate one ({obstacle})"
         )
         static = True

@@ -10,7 +10,7 @@ from trainworks.build.options import BuildOrder
 from trainworks.build.session import BuildReport, BuildSession
 from trainworks.inputs.source_code import name_images_without
 from trainworks.inputs.sources import Places, find_missing_sources, sources_folder
-from trainworks.inspect.listing import patches_until
+from trainworks.inspect.listing import describe_support
 from trainworks.inspect.plan import describe_plan, describe_sources
 from trainworks.plan.model import ImagePlan, Request
 from trainworks.plan.select import row_named
@@ -50,7 +50,7 @@ def _show_plan(
     facts = session.facts
     places = Places(folders=session.mirror.folders(sources_folder(os.environ)))
     missing = find_missing_sources(plan, places)
-    until = patches_until(row_named(plan.target.name, facts), facts)
+    support = describe_support(row_named(plan.target.name, facts), facts)
     recorded = facts.built_by_target.get(plan.target.name)
     if request.with_components or request.without_components or request.artifacts:
         # The record is of the target's own image.
@@ -59,7 +59,7 @@ def _show_plan(
     # A strict build fails where a source cannot be downloaded: it has no other name.
     if not order.strict and not order.record:
         names = name_images_without(request, missing, facts)
-    text = describe_plan(plan, recorded, facts.components, names, until)
+    text = describe_plan(plan, recorded, facts.components, names, support)
     text += describe_sources(missing)
     return BuildReport(report={**json.loads(plan.as_json()), "name_without": names}, text=text)
 

@@ -54,7 +54,7 @@ class ImageTree:
     contents: dict[str, bytes] = field(default_factory=dict)
 
     def real(self, path: str) -> str:
-        """Return a path with its links resolved inside the image; ``""`` if it leads nowhere."""
+        """Return a path with its links resolved inside the image; ``""`` if no file is there."""
         rest = [part for part in path.split("/") if part]
         place = ""
         links = 0
@@ -81,7 +81,7 @@ class ImageTree:
         return place or "/"
 
     def kind(self, path: str) -> str:
-        """Return the kind of the file that a path leads to; ``""`` if it leads nowhere."""
+        """Return the kind of the file that a path leads to; ``""`` if no file is there."""
         place = self.real(path)
         if place == "/":
             return "folder"

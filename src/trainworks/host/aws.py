@@ -82,5 +82,5 @@ def call(service: Service, operation: str, *, missing: str = "", **arguments: An
             "set AWS_REGION, or a region in AWS's configuration",
         ) from error
     except BotoCoreError as error:
-        hint = "the same command goes on once AWS can be reached with credentials"
+        hint = "the same command continues once AWS can be reached with credentials"
         raise refuse(f"{place} cannot be asked for {action}: {error}", hint) from error

@@ -119,7 +119,7 @@ def check_any_image(
         missing_isolation = engine.isolates()
         if missing_isolation:
             outcome.notes.append(
-                "no program of it was run, only its files were read:"
+                "none of its programs was run, only its files were read:"
                 f" {engine.name} cannot isolate: {missing_isolation}"
             )
         else:
@@ -149,7 +149,9 @@ def check_any_image(
 
 def _check_files(files: JobFiles, outcome: ImageReport, start: float) -> None:
     _note_missing_programs(files, outcome)
-    outcome.add("links", "no link of a program or library leads nowhere", files.dangling(), start)
+    outcome.add(
+        "links", "links of programs and libraries have their targets", files.dangling(), start
+    )
     outcome.add("links", "no stub of libcuda stands before the driver's", files.stubs(), start)
 
 

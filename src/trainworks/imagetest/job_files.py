@@ -66,7 +66,7 @@ class JobFiles:
         return list(dict.fromkeys(programs))
 
     def dangling(self) -> list[str]:
-        """Return the links of programs and libraries that lead nowhere, sorted."""
+        """Return the links of programs and libraries whose target does not exist, sorted."""
         folders = self._folders("PATH", DEFAULT_PATH)
         program_folders = {self.tree.real(folder) for folder in folders} - {""}
         paths = []

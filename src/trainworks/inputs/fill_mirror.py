@@ -86,7 +86,7 @@ def fill_mirror(
             number = "1 file is"
         raise LockError(
             f"{number} not in {folder}:\n  " + "\n  ".join(problems),
-            hint="the others are; the same command goes on where this one ended",
+            hint="the others are; the same command continues where this one ended",
         )
 
 

@@ -333,7 +333,7 @@ def lock_base_images(
             continue
         locked[name] = image
         if image.reference:
-            report(f"  base image {name} cannot be had: {image.reference} is taken")
+            report(f"  base image {name} is not available: {image.reference} is taken")
         elif name in before and before[name] != image:
             report(f"  base image {name} moved from {before[name].digest} to {image.digest}")
     if locked != before:

@@ -35,12 +35,23 @@ def state_of(row: TargetRow, facts: Facts, current: Mapping[str, Built]) -> str:
 def patches_until(row: TargetRow, facts: Facts) -> str:
     """Return the day from which the framework's version gets no more patches.
 
-    ``its successor`` if the day is not known: the release of the next version.
+    ``supported`` if it gets them: it is the framework's latest release.
     """
     end = facts.end_of_patch(row)
     if end is None:
-        return "its successor"
+        return "supported"
     return end.date
+
+
+def describe_support(row: TargetRow, facts: Facts) -> str:
+    """Return whether the framework's version gets patches, as the rest of a sentence.
+
+    ``gets patches``, or for example ``has had no patches since 2024-10-17``.
+    """
+    end = facts.end_of_patch(row)
+    if end is None:
+        return "gets patches"
+    return f"has had no patches since {end.date}"
 
 
 def _describe_last_build(row: TargetRow, facts: Facts, current: Mapping[str, Built]) -> str:
@@ -80,8 +91,8 @@ def format_list(
         listed = buildable or rows
     table = [COLUMNS]
     for row in sort_rows(listed):
-        until = patches_until(row, facts).removeprefix("its ")
-        table.append((facts.name_of(row), until, _describe_last_build(row, facts, current)))
+        built = _describe_last_build(row, facts, current)
+        table.append((facts.name_of(row), patches_until(row, facts), built))
     columns = zip(*table, strict=True)
     widths = [max(map(len, column)) for column in columns]
     text = ""

@@ -13,7 +13,7 @@ def describe_plan(
     recorded: Built | None,
     components: Iterable[Component],
     name_without: Mapping[str, str],
-    patches_until: str,
+    support: str,
 ) -> str:
     """Return a plan for people: target, components with versions, and missing components.
 
@@ -22,15 +22,14 @@ def describe_plan(
         recorded: The target's last recorded build.
         components: All rows.
         name_without: The image's name if a host cannot be reached, by the host.
-        patches_until: The day from which the framework's version gets no more
-            patches, or words for that day.
+        support: Whether the framework's version gets patches (``describe_support``).
     """
     target = plan.target
     lines = [target.name, f"  image  {plan.tags[0]}"]
     for host, name in name_without.items():
         lines.append(f"  or     {name}, if {host} cannot be reached")
     lines.append(f"  base   {plan.image}, Python {target.python}")
-    lines.append(f"  {target.framework} {target.version} gets patches until {patches_until}")
+    lines.append(f"  {target.framework} {target.version} {support}")
     width = max(len(step.component) for step in plan.steps)
     for step in plan.steps:
         version = step.version or "-"

@@ -1,4 +1,4 @@
-"""Detect a crash loop: restarts of the ranks by torchrun that lead nowhere.
+"""Detect a crash loop: restarts of the ranks by torchrun without progress.
 
 Every host counts how many of its last restarts, in a row, followed an attempt without progress,
 and sends that number to the leader. ``processes.attempts`` says what progress is on one host. On

@@ -101,5 +101,5 @@ class Hosts:
 
         Raises KeyError for a host that is not in ``without``.
         """
-        cause = f"{self.without[host]}; the job goes on without it"
+        cause = f"{self.without[host]}; the job continues without it"
         return Outcome(FAILED, names.EXIT_HOSTS, host, cause)

@@ -456,7 +456,7 @@ class Leader:
         self._hosts.without[host] = lost
         self._forget(host)
         message = (
-            f"{lost}; going on with {self._hosts.count + 1} of {len(self._control.hosts)} hosts"
+            f"{lost}; continuing with {self._hosts.count + 1} of {len(self._control.hosts)} hosts"
         )
         self._events.log(message)
         if connection is not None and connection.open:

@@ -58,7 +58,7 @@ class RankRestarts(Part):
 
 
 class CrashLoopDetection(Part):
-    """Ends a job whose restarts lead nowhere; present unless a person has switched it off."""
+    """Ends a job whose restarts make no progress; present unless a person has switched it off."""
 
     def __init__(self, attempt: Attempt) -> None:
         """Begin before the first restart."""

@@ -126,7 +126,7 @@ def add_contents(grammar: Grammar) -> None:
         action="append",
         default=[],
         metavar="PACKAGE",
-        help="take no source archive of this package; :all: for no package",
+        help="never build this package from source; :all: for every package",
     )
     grammar.add_argument(
         "--strict",

@@ -1,4 +1,4 @@
-"""``build.py verify``: holds what cosign has verified to a policy."""
+"""``build.py verify``: checks the attestations that cosign verified against a policy."""
 
 from __future__ import annotations
 

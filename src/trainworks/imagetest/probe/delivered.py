@@ -153,7 +153,7 @@ def _check_alternatives(owners: Owners, findings: _Findings) -> None:
     for place, link, choices in owners.alternatives:
         for path in (place, link):
             if not path.startswith(DOCUMENTATION) and not os.path.exists(owners.root + path):
-                problem = "is missing, or leads nowhere: update-alternatives(1) made it"
+                problem = "is missing, or its target is: update-alternatives(1) made it"
                 findings.add("", path, problem)
         for path, targets in ((place, choices), (link, [place])):
             target = _target_of(owners.root + path)
