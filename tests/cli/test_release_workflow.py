@@ -5,6 +5,7 @@ GitHub has not run the workflow.
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shlex
@@ -16,6 +17,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from trainworks.facts.rows import Facts
 
 
 @pytest.fixture
@@ -200,6 +203,49 @@ def test_what_is_pushed_is_signed(workflow: Any, root: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("sign-released: ")
+
+
+INSTALLS = {"oras-project/setup-oras": "version", "sigstore/cosign-installer": "cosign-release"}
+"""Actions that install a program, and their input for its version.
+
+By default they take the newest program that they know.
+"""
+
+
+def versions_of(root: Path) -> dict[str, set[str]]:
+    """Return the version that each use of such an action asks for, in all workflows."""
+    versions: dict[str, set[str]] = {action: set() for action in INSTALLS}
+    for path in (root / ".github" / "workflows").glob("*.yml"):
+        jobs = yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"].values()
+        for step in [step for job in jobs for step in job["steps"]]:
+            action = step.get("uses", "").partition("@")[0]
+            if action in INSTALLS:
+                version = step.get("with", {}).get(INSTALLS[action], "the newest")
+                versions[action].add(version.removeprefix("v"))
+    return versions
+
+
+def test_actions_install_the_versions_of_the_rows(root: Path, facts: Facts) -> None:
+    tags = {tool.name: tool.image.rpartition(":v")[2] for tool in facts.tool_images}
+    assert versions_of(root) == {
+        "oras-project/setup-oras": {tags["oras"]},
+        "sigstore/cosign-installer": {tags["cosign"]},
+    }
+
+
+@pytest.mark.parametrize("program", ["oras", "cosign"])
+def test_the_versions_of_the_rows_are_those_that_the_suite_runs(
+    root: Path, facts: Facts, program: str
+) -> None:
+    """The suite's are Debian's, whose changelog comes with the program: cosign cannot say it."""
+    changelog = root / ".cache/peers/registry-tools/usr/share/doc" / program
+    files = sorted(changelog.glob("changelog.Debian*.gz"))
+    if not files:
+        pytest.skip(f"NOT TESTED: no {program} of Debian here (tools/set-up-engine all)")
+    with gzip.open(files[0], "rt", encoding="utf-8") as text:
+        version = text.readline().partition("(")[2].partition("-")[0]
+    (tag,) = [tool.image.rpartition(":v")[2] for tool in facts.tool_images if tool.name == program]
+    assert tag.rpartition(".")[0] == version.rpartition(".")[0]
 
 
 def test_the_form_of_the_workflows_is_githubs(root: Path) -> None:
