@@ -24,7 +24,7 @@ LIMIT := -o faulthandler_timeout=7200
 LIMIT_BY_HAND := -o faulthandler_timeout=43200
 RELEASE_TEST := tests/push/test_release_engine.py
 
-.PHONY: image test test-quick test-all gpu coverage check fix proof arm64 targets release docs site golden lock-tools benchmark reading setup engine engines peers torch clean
+.PHONY: image test test-quick test-all gpu coverage check fix proof arm64 targets release wheels docs site golden lock-tools benchmark reading setup engine engines peers torch clean
 
 image: setup engine  ## set everything up, then build and test the PyTorch image for CUDA 12.1
 	$(BIN)/python build.py --framework pytorch --cuda cu121
@@ -79,6 +79,9 @@ release: setup engines  ## build, test, scan, prove and push every target; REPOS
 	@tools/evidence.py run "make release" \
 		'every target: $(BIN)/python tools/release --repository "$(REPOSITORY)" $(if $(SOURCES),--mirror "$(SOURCES)")' \
 		'the page of all images: $(BIN)/python tools/generate.py'
+
+wheels: setup  ## build the wheels of the three packages into dist/, with checksums; TAG=vX.Y.Z for a release
+	$(BIN)/python tools/wheels.py $(if $(TAG),--tag "$(TAG)")
 
 docs: setup  ## write the generated parts of the documentation, and the schemas
 	$(BIN)/python tools/generate.py

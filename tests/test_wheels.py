@@ -1,5 +1,6 @@
 """The three projects of this repository as wheels: each has every file of its tree, and does its
-work where nothing else of ours is installed. The builder's: test_installed_package.py.
+work where nothing else of ours is installed, with what it requires from a package index. More of
+the builder's: test_installed_package.py.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from trainworks.cli import main
 from trainworks_testing.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -91,15 +93,41 @@ def test_a_wheel_has_every_file_of_its_tree(project: str, wheel_of: Callable[[st
 
 @pytest.fixture
 def installed(wheel_of: Callable[[str], Path], tmp_path: Path) -> Callable[[str, Path], Path]:
-    """Install a project's wheel, and nothing else, into an empty environment of a Python."""
+    """Install the wheel of a project that requires nothing into an empty environment of a Python.
+
+    A requirement would have to be downloaded, and nothing can be.
+    """
 
     def install(project: str, python: Path) -> Path:
         environment = tmp_path / "environment"
         make = (str(UV), "venv", "--quiet", "--offline", "--python", str(python), str(environment))
         subprocess.run(make, check=True)
         into = ("--python", str(environment / "bin" / "python"))
-        add = (str(UV), "pip", "install", "--quiet", "--offline", "--no-deps", *into)
+        add = (str(UV), "pip", "install", "--quiet", "--offline", "--no-cache", *into)
         subprocess.run((*add, str(wheel_of(project))), check=True)
+        return environment
+
+    return install
+
+
+Install = Callable[..., Path]
+
+
+@pytest.fixture
+def from_index(wheel_of: Callable[[str], Path], tmp_path: Path) -> Install:
+    """Install a project's wheel with all that it requires into an empty environment.
+
+    Packages come from where this machine's pip gets them; skips where that does not answer.
+    """
+
+    def install(project: str, *more: str) -> Path:
+        environment = tmp_path / "environment"
+        subprocess.run((sys.executable, "-m", "venv", str(environment)), check=True)
+        program = (str(ROOT / "tools" / "install-packages"), str(environment))
+        reached = ("--dry-run", *(more or ("packaging",)))
+        if subprocess.run((*program, *reached), capture_output=True, check=False).returncode:
+            pytest.skip(f"NOT TESTED: no package index here that has {' '.join(reached[1:])}")
+        subprocess.run((*program, str(wheel_of(project)), *more), check=True)
         return environment
 
     return install
@@ -121,7 +149,18 @@ def test_the_launcher_that_was_installed_runs_a_job_on_two_hosts(
     installed: Callable[[str, Path], Path], tmp_path: Path
 ) -> None:
     """The script of the leader waits for ever: the other host's failure ends it."""
-    environment = installed("launcher", Path(sys.executable))
+    run_job_on_two_hosts(installed("launcher", Path(sys.executable)), tmp_path)
+
+
+@pytest.mark.engine
+def test_the_launcher_of_a_package_index_runs_a_job_on_two_hosts(
+    from_index: Install, tmp_path: Path
+) -> None:
+    run_job_on_two_hosts(from_index("launcher"), tmp_path)
+
+
+def run_job_on_two_hosts(environment: Path, tmp_path: Path) -> None:
+    """Run a job that fails on one host, and check that both hosts say so."""
     variables = {"PATH": os.environ["PATH"], "TRAINWORKS_CONTROL_PORT": str(free_port())}
     jobs = [tmp_path / host for host in HOSTS]
     started = []
@@ -166,7 +205,6 @@ def start(
 def test_the_smdistributed_that_was_installed_trains_digits(
     installed: Callable[[str, Path], Path], tmp_path: Path
 ) -> None:
-    """Train on two ranks, of which each has half of the model."""
     if not TORCH.exists():
         pytest.skip("NOT TESTED: no PyTorch here (make torch)")
     environment = installed("smdistributed", TORCH)
@@ -175,6 +213,24 @@ def test_the_smdistributed_that_was_installed_trains_digits(
     # A path in a .pth file brings modules, but not the .pth files there: the editable install of
     # smdistributed stays out.
     (site_packages / "dependencies.pth").write_text(f"{dependencies}\n", encoding="utf-8")
+    train_digits(environment, tmp_path)
+
+
+@pytest.mark.engine
+def test_the_smdistributed_of_a_package_index_trains_digits_with_torch_and_numpy(
+    from_index: Install, tmp_path: Path
+) -> None:
+    """Nothing else is there. torch.distributed sends objects by numpy; torch does not require it.
+
+    Torch is too large to be downloaded for one test: the wheel is the one of `make torch`.
+    """
+    pins = (ROOT / "tests" / "peers" / "smdistributed.txt").read_text(encoding="utf-8")
+    (torch,) = [line for line in pins.splitlines() if line.startswith("torch==")]
+    train_digits(from_index("smdistributed", torch, "numpy", "--offline"), tmp_path)
+
+
+def train_digits(environment: Path, tmp_path: Path) -> None:
+    """Train on two ranks, of which each has half of the model, and check that the loss falls."""
     python = str(environment / "bin" / "python")
     command = (python, str(DIGITS), "--folder", str(tmp_path), "--epochs", "1")
     port = str(free_port())
@@ -205,3 +261,34 @@ def rank_variables(rank: int, port: str) -> dict[str, str]:
         "SM_HP_MP_PARAMETERS": json.dumps(parameters),
         "SM_FRAMEWORK_PARAMS": json.dumps(framework),
     }
+
+
+PLAN = ("--framework", "pytorch", "--cuda", "cpu")
+
+
+@pytest.mark.engine
+def test_the_builder_of_a_package_index_lists_plans_and_renders(
+    from_index: Install, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With what its wheel requires, and nothing of these tests, it does what the checkout does."""
+    environment = from_index(".")
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+
+    def run(*words: str) -> str:
+        command = (str(environment / "bin" / "trainworks"), *words)
+        done = subprocess.run(
+            command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    for words in (("--list",), (*PLAN, "--until", "plan", "--format", "json")):
+        assert main(words, ROOT) == 0
+        assert run(*words) == capsys.readouterr().out
+    run(*PLAN, "--until", "render", "--output", str(tmp_path / "installed"))
+    assert main([*PLAN, "--until", "render", "--output", str(tmp_path / "checkout")], ROOT) == 0
+    files = sorted(path for path in (tmp_path / "checkout").rglob("*") if path.is_file())
+    assert files
+    for path in files:
+        name = path.relative_to(tmp_path / "checkout")
+        assert (tmp_path / "installed" / name).read_bytes() == path.read_bytes(), name

@@ -153,11 +153,14 @@ def test_the_committed_file_is_the_generated_one(root: Path) -> None:
 
 def words_of(content: Any) -> list[list[str]]:
     """Return the words of each command of the build phase, without its
-    condition and where its output goes.
+    conditions and where its output goes.
     """
-    commands = [command.partition(" || ") for command in content["phases"]["build"]["commands"]]
-    assert {condition for condition, _, _ in commands} == {"test -e up-to-date"}
-    return [shlex.split(command.partition(" > ")[0]) for _, _, command in commands]
+    words = []
+    for command in content["phases"]["build"]["commands"]:
+        *conditions, last = command.split(" || ")
+        assert conditions[0] == "test -e up-to-date"
+        words.append(shlex.split(last.partition(" > ")[0]))
+    return words
 
 
 def options_of(words: list[str]) -> Namespace:
@@ -166,7 +169,7 @@ def options_of(words: list[str]) -> Namespace:
 
 
 def test_what_it_runs_is_there_and_takes_these_words(content: Any, root: Path) -> None:
-    locks, build, pushes, proves = words_of(content)
+    locks, build, pushes, proves, _ = words_of(content)
     assert all(
         words[:2] == [".venv/bin/python", "build.py"] for words in (locks, build, pushes, proves)
     )
@@ -182,34 +185,55 @@ def test_what_it_runs_is_there_and_takes_these_words(content: Any, root: Path) -
         ["$TARGET"],
     )
     makefile = (root / "Makefile").read_text(encoding="utf-8")
-    oras, setup = content["phases"]["install"]["commands"]
-    assert oras.startswith("command -v oras || ")
+    setup = content["phases"]["install"]["commands"][-1]
     assert all(f"\n{goal}:" in makefile for goal in setup.split()[1:])
 
 
-def test_an_image_without_oras_gets_it_before_anything_else(content: Any, tmp_path: Path) -> None:
-    """The rows for arm64 are built on Amazon Linux, which has Docker and no oras.
-
-    Programs write down their words.
-    """
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    for name in ("docker", "make"):
-        text = f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/asked\necho container\n'
+def record_words(folder: Path, *names: str) -> None:
+    """Make programs that write their words to `asked` beside the folder, and print `container`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        text = f'#!/bin/sh\necho {name} "$@" >> {folder.parent}/asked\necho container\n'
         (folder / name).write_text(text, encoding="ascii")
         (folder / name).chmod(0o755)
-    environment = {"PATH": str(folder), **content["env"]["variables"]}
+
+
+def copied(image: str, path: str) -> list[str]:
+    """Return the calls of docker that copy a program out of an image."""
+    return [
+        f"docker create {image}",
+        f"docker cp container:{path} /usr/local/bin/",
+        "docker rm container",
+    ]
+
+
+@pytest.mark.parametrize("key", ["", "awskms:///alias/images"])
+def test_an_image_gets_the_programs_that_it_lacks_before_anything_else(
+    content: Any, tmp_path: Path, key: str
+) -> None:
+    """The rows for arm64 are built on Amazon Linux, which has Docker, no oras and no cosign; the
+    latter is for those who sign.
+    """
+    record_words(tmp_path / "bin", "docker", "make")
+    variables = {**content["env"]["variables"], "PATH": str(tmp_path / "bin"), "SIGNING_KEY": key}
     script = "\n".join(content["phases"]["install"]["commands"])
     done = subprocess.run(
-        ("/bin/sh", "-ec", script), env=environment, cwd=tmp_path, check=False, capture_output=True
+        ("/bin/sh", "-ec", script), env=variables, cwd=tmp_path, check=False, capture_output=True
     )
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "asked").read_text(encoding="ascii").splitlines() == [
-        f"docker create {content['env']['variables']['ORAS_IMAGE']}",
-        "docker cp container:/bin/oras /usr/local/bin/",
-        "docker rm container",
-        "make setup engine",
-    ]
+    expected = copied(variables["ORAS_IMAGE"], "/bin/oras")
+    if key:
+        expected += copied(variables["COSIGN_IMAGE"], "/ko-app/cosign")
+    expected += ["make setup engine"]
+    assert (tmp_path / "asked").read_text(encoding="ascii").splitlines() == expected
+
+
+def test_programs_that_are_there_are_not_fetched(content: Any, tmp_path: Path) -> None:
+    record_words(tmp_path / "bin", "docker", "make", "oras", "cosign")
+    path = {"PATH": str(tmp_path / "bin"), "SIGNING_KEY": "cosign.key"}
+    script = "\n".join(content["phases"]["install"]["commands"])
+    subprocess.run(("/bin/sh", "-ec", script), env=path, cwd=tmp_path, check=True)
+    assert (tmp_path / "asked").read_text(encoding="ascii") == "make setup engine\n"
 
 
 def test_nothing_that_is_not_built_and_tested_is_pushed(content: Any) -> None:
@@ -218,15 +242,57 @@ def test_nothing_that_is_not_built_and_tested_is_pushed(content: Any) -> None:
     The proof of a push names the digest that the registry has.
     """
     assert content["phases"]["build"]["on-failure"] == "ABORT"
-    assert [words[2] for words in words_of(content)] == ["lock", "--only", "push", "prove"]
+    *builder, sign = words_of(content)
+    assert [words[2] for words in builder] == ["lock", "--only", "push", "prove"]
+    assert sign[0] == "tools/sign-released"
     assert "post_build" not in content["phases"]
+
+
+def test_signing_reads_what_push_and_prove_wrote(content: Any, root: Path, tmp_path: Path) -> None:
+    """Take the files' names from the commands, and run the last command on such files: what it
+    refuses is the name of the image, which comes after its files.
+    """
+    _, _, pushes, proves, sign = content["phases"]["build"]["commands"]
+    push_file = pushes.partition(" > ")[2].strip('"').replace("$TARGET", "a-target")
+    proof = str(prove.parser().parse_args(shlex.split(proves.split(" || ")[1])[3:]).output)
+    folder = tmp_path / proof.replace("$TARGET", "a-target")
+    folder.mkdir(parents=True)
+    for name in ("sbom.cdx.json", "provenance.json"):
+        (folder / name).write_text("{}", encoding="utf-8")
+    (tmp_path / push_file).write_text('{"pushed": [{"image_uri": "an-image"}]}', encoding="utf-8")
+    (tmp_path / "tools").symlink_to(root / "tools")
+    record_words(tmp_path / "bin", "cosign")
+    path = f"{tmp_path}/bin:{os.environ['PATH']}"
+    for key, calls in (("", 0), ("awskms:///alias/images", 3)):
+        variables = {"PATH": path, "SIGNING_KEY": key, "TARGET": "a-target"}
+        subprocess.run(("bash", "-ec", sign), env=variables, cwd=tmp_path, check=True)
+        asked = tmp_path / "asked"
+        lines = asked.read_text(encoding="ascii").splitlines() if asked.exists() else []
+        assert len(lines) == calls
+    assert all(f"--key {key} --tlog-upload=false" in line for line in lines)
+    assert all(line.endswith(" an-image") for line in lines)
+
+
+def test_what_is_up_to_date_is_not_signed(content: Any, tmp_path: Path) -> None:
+    """There is no program in the folder: each command would fail."""
+    (tmp_path / "up-to-date").touch()
+    for command in content["phases"]["build"]["commands"]:
+        variables = {"PATH": os.environ["PATH"], "SIGNING_KEY": "cosign.key"}
+        subprocess.run(("bash", "-ec", command), env=variables, cwd=tmp_path, check=True)
+
+
+def test_the_login_comes_before_hours_of_building(content: Any) -> None:
+    """tests/cli/test_log_in.py runs the program."""
+    assert content["phases"]["pre_build"]["commands"][0] == 'tools/log-in "$REPOSITORY"'
+    assert content["env"]["variables"]["LOGIN"] == "ecr"
+    assert content["env"]["variables"]["SIGNING_KEY"] == ""
 
 
 def test_reports_come_from_where_they_are_written(content: Any) -> None:
     folder = str(options_of(words_of(content)[1]).junit)
     assert content["artifacts"]["base-directory"] == folder
     assert {report["base-directory"] for report in content["reports"].values()} == {folder}
-    assert f"mkdir -p {folder}" in content["phases"]["pre_build"]["commands"]
+    assert f'mkdir -p "{folder}/$TARGET"' in content["phases"]["pre_build"]["commands"]
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,10 @@ GitHub has not run the workflow.
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -16,6 +18,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from trainworks.facts.rows import Facts
 
 
 @pytest.fixture
@@ -202,6 +206,146 @@ def test_what_is_pushed_is_signed(workflow: Any, root: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("sign-released: ")
+
+
+INSTALLS = {"oras-project/setup-oras": "version", "sigstore/cosign-installer": "cosign-release"}
+"""Actions that install a program, and their input for its version.
+
+By default they take the newest program that they know.
+"""
+
+
+def versions_of(root: Path) -> dict[str, set[str]]:
+    """Return the version that each use of such an action asks for, in all workflows."""
+    versions: dict[str, set[str]] = {action: set() for action in INSTALLS}
+    for path in (root / ".github" / "workflows").glob("*.yml"):
+        jobs = yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"].values()
+        for step in [step for job in jobs for step in job["steps"]]:
+            action = step.get("uses", "").partition("@")[0]
+            if action in INSTALLS:
+                version = step.get("with", {}).get(INSTALLS[action], "the newest")
+                versions[action].add(version.removeprefix("v"))
+    return versions
+
+
+def test_actions_install_the_versions_of_the_rows(root: Path, facts: Facts) -> None:
+    tags = {tool.name: tool.image.rpartition(":v")[2] for tool in facts.tool_images}
+    assert versions_of(root) == {
+        "oras-project/setup-oras": {tags["oras"]},
+        "sigstore/cosign-installer": {tags["cosign"]},
+    }
+
+
+@pytest.mark.parametrize("program", ["oras", "cosign"])
+def test_the_versions_of_the_rows_are_those_that_the_suite_runs(
+    root: Path, facts: Facts, program: str
+) -> None:
+    """The suite's are Debian's, whose changelog comes with the program: cosign cannot say it."""
+    changelog = root / ".cache/peers/registry-tools/usr/share/doc" / program
+    files = sorted(changelog.glob("changelog.Debian*.gz"))
+    if not files:
+        pytest.skip(f"NOT TESTED: no {program} of Debian here (tools/set-up-engine all)")
+    with gzip.open(files[0], "rt", encoding="utf-8") as text:
+        version = text.readline().partition("(")[2].partition("-")[0]
+    (tag,) = [tool.image.rpartition(":v")[2] for tool in facts.tool_images if tool.name == program]
+    assert tag.rpartition(".")[0] == version.rpartition(".")[0]
+
+
+TERM = re.compile(r"(!?)(startsWith|contains)\(env\.(\w+), '([^']+)'\)|env\.(\w+) (==|!=) '(.*)'")
+"""A term of the conditions of the login steps, in GitHub's language of expressions."""
+
+
+def is_run(step: Any, variables: dict[str, str]) -> bool:
+    """Return whether a step runs with these variables: whether each term of its condition holds."""
+    for term in step.get("if", "").split(" && "):
+        match = TERM.fullmatch(term)
+        assert match, term
+        negation, function, name, text, compared, operator, value = match.groups()
+        if function == "startsWith":
+            holds = variables[name].lower().startswith(text.lower())
+        elif function == "contains":
+            holds = text.lower() in variables[name].lower()
+        else:
+            holds = (variables[compared].lower() == value.lower()) == (operator == "==")
+        if holds == bool(negation):
+            return False
+    return True
+
+
+def login_steps(workflow: Any, repository: str, role: str = "") -> tuple[list[Any], list[Any]]:
+    """Return the steps that log in at a repository, and those that take a role of AWS."""
+    variables = {"REPOSITORY": repository, "AWS_ROLE": role}
+    steps = workflow["jobs"]["release"]["steps"]
+    logins = [step for step in steps if step.get("run", "").startswith("tools/log-in ")]
+    roles = [step for step in steps if "configure-aws-credentials" in step.get("uses", "")]
+    assert len(logins) > 1
+    assert len(roles) == 1
+    return (
+        [step for step in logins if is_run(step, variables)],
+        [step for step in roles if is_run(step, variables)],
+    )
+
+
+ROLE = "arn:aws:iam::123456789012:role/releases"
+
+
+@pytest.mark.parametrize(
+    ("repository", "role", "takes_role", "login"),
+    [
+        ("ghcr.io/team/project", "", False, "${{ github.token }}"),
+        ("GHCR.io/Team/project", "", False, "${{ github.token }}"),
+        ("ghcr.io/team/project", ROLE, False, "${{ github.token }}"),
+        ("123456789012.dkr.ecr.eu-west-1.amazonaws.com/training", ROLE, True, "ecr"),
+        ("123456789012.dkr-ecr.eu-west-1.on.aws/training", ROLE, True, "ecr"),
+        # A runner of one's own may have a role already.
+        ("123456789012.dkr.ecr.eu-west-1.amazonaws.com/training", "", False, "ecr"),
+        ("registry.example/team", "", False, "${{ secrets.RELEASE_REGISTRY_PASSWORD }}"),
+        ("ghcr.io.example/team", "", False, "${{ secrets.RELEASE_REGISTRY_PASSWORD }}"),
+    ],
+)
+def test_exactly_one_login_runs_for_each_kind_of_registry(
+    workflow: Any, repository: str, role: str, takes_role: bool, login: str
+) -> None:
+    logins, roles = login_steps(workflow, repository, role)
+    assert len(roles) == int(takes_role)
+    (step,) = logins
+    assert step["run"] == 'tools/log-in "$REPOSITORY"'
+    variables = step["env"]
+    assert variables.get("REGISTRY_PASSWORD", variables["LOGIN"]) == login
+    assert variables["LOGIN"] == ("ecr" if login == "ecr" else "password")
+
+
+def test_the_role_is_taken_before_the_login_and_both_before_the_build(workflow: Any) -> None:
+    steps = workflow["jobs"]["release"]["steps"]
+    roles = login_steps(workflow, "1.dkr.ecr.x.amazonaws.com/x", ROLE)[1]
+    logins = [step for step in steps if step.get("run", "").startswith("tools/log-in ")]
+    (build,) = [step for step in steps if "tools/release " in step.get("run", "")]
+    (sign,) = [step for step in steps if "tools/sign-released " in step.get("run", "")]
+    ecr = next(step for step in logins if step["env"]["LOGIN"] == "ecr")
+    assert steps.index(roles[0]) < steps.index(ecr)
+    assert max(map(steps.index, logins)) < steps.index(build) < steps.index(sign)
+    assert roles[0]["with"] == {
+        "role-to-assume": "${{ env.AWS_ROLE }}",
+        "aws-region": "${{ env.AWS_REGION }}",
+    }
+    # Without it GitHub gives the job no token, by which AWS and cosign know it.
+    assert workflow["jobs"]["release"]["permissions"]["id-token"] == "write"
+
+
+def test_what_is_set_by_hand_wins_over_the_variables_of_the_repository(workflow: Any) -> None:
+    """A default of an input would win over the variable, too.
+
+    YAML reads the key `on` as a boolean.
+    """
+    inputs = workflow[True]["workflow_dispatch"]["inputs"]
+    for name, key in (
+        ("REPOSITORY", "repository"),
+        ("AWS_ROLE", "aws-role"),
+        ("AWS_REGION", "aws-region"),
+    ):
+        first, second = workflow["env"][name].removeprefix("${{ ").split(" ")[:3:2]
+        assert (first, second) == (f"inputs.{key}", f"vars.RELEASE_{name}")
+        assert inputs[key]["default"] == ""
 
 
 def test_the_form_of_the_workflows_is_githubs(root: Path) -> None:

@@ -1,20 +1,25 @@
-"""Test `tools/sign-released`: `build.py verify` accepts a signed document, and refuses one that was
-changed after.
+"""Test `tools/sign-released`: cosign and `build.py verify` accept what it signed, and refuse what
+was changed after, one thing at a time.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from lock.servers import Server
 from proof.support import tiny_proof
 from push.hostile import Hostile
+from push.kms import serve_key
 from trainworks.attestation.verify import TYPES
 from trainworks.cli import main
 from trainworks.errors import ProofError
@@ -36,27 +41,32 @@ def sign_released(root: Path, results: Path, *words: str) -> subprocess.Complete
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
+IMAGE, TAG = "team/image", "one"
+DOCUMENTS = {"cyclonedx": "sbom.cdx.json", "slsaprovenance1": "provenance.json"}
+
+
+def make_key(prefix: Path) -> Path:
+    """Make a pair of keys of cosign; return the private one, beside which the public one lies."""
+    words = ("cosign", "generate-key-pair", f"--output-key-prefix={prefix}")
+    subprocess.run(words, check=True, capture_output=True)
+    return prefix.with_suffix(".key")
+
+
 @pytest.fixture
 def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give a private key of cosign; its public part lies beside it."""
     if shutil.which("cosign") is None:
         pytest.skip("NOT TESTED: no cosign (tools/set-up-engine all)")
     monkeypatch.setenv("COSIGN_PASSWORD", "")
-    prefix = tmp_path / "release"
-    subprocess.run(
-        ("cosign", "generate-key-pair", f"--output-key-prefix={prefix}"),
-        check=True,
-        capture_output=True,
-    )
-    return prefix.with_suffix(".key")
+    return make_key(tmp_path / "release")
 
 
 @pytest.fixture
 def address(hostile: Hostile, registries: Registries) -> str:
     """Give an image in the registry."""
-    hostile.put_image("team/image", b"a layer", tag="one")
-    digest = registries.read_manifest(f"{hostile.host}/team/image", "one").digest
-    return f"{hostile.host}/team/image@{digest}"
+    hostile.put_image(IMAGE, b"a layer", tag=TAG)
+    digest = registries.read_manifest(f"{hostile.host}/{IMAGE}", TAG).digest
+    return f"{hostile.host}/{IMAGE}@{digest}"
 
 
 @pytest.fixture
@@ -71,48 +81,157 @@ def results(facts: Facts, address: str, tmp_path: Path) -> Path:
     return folder.parent
 
 
-def attestations(address: str, key: Path) -> str:
-    """Return cosign's output about the attestations that it accepts."""
-    words = (
-        "cosign",
-        "verify-attestation",
-        "--insecure-ignore-tlog",
-        "--key",
-        str(key.with_suffix(".pub")),
-    )
-    printed = ""
-    for kind in TYPES:
-        done = subprocess.run(
-            (*words, "--type", kind, address), capture_output=True, text=True, check=False
-        )
-        printed += done.stdout
-    return printed
-
-
-def test_verify_accepts_what_was_signed_and_refuses_what_was_changed(
-    root: Path, results: Path, address: str, key: Path, tmp_path: Path, hostile: Hostile
-) -> None:
+@pytest.fixture
+def signed(root: Path, results: Path, address: str, key: Path) -> str:
+    """Give the address of the image, signed with its documents."""
     done = sign_released(root, results, "--key", str(key))
     assert (done.returncode, done.stdout) == (0, f"signed: {address}\n"), done.stderr
-    signature = (
-        "cosign",
-        "verify",
-        "--insecure-ignore-tlog",
-        "--key",
-        str(key.with_suffix(".pub")),
-        address,
+    return address
+
+
+def verify(command: str, address: str, public: Path, *words: str) -> tuple[int, str, str]:
+    """Return the exit status of cosign's `verify` or `verify-attestation`, and both outputs."""
+    check = ("--insecure-ignore-tlog", "--key", str(public))
+    done = subprocess.run(
+        ("cosign", command, *check, *words, address), capture_output=True, text=True, check=False
     )
-    assert subprocess.run(signature, capture_output=True, check=False).returncode == 0
-    proven = tmp_path / "proven.jsonl"
-    proven.write_text(attestations(address, key), encoding="utf-8")
-    assert main(["verify", address, str(proven), "--builder", "https://ci.example/builder"]) == 0
-    # The same documents, after a byte of each blob in the registry was changed:
-    # cosign accepts none of them.
-    hostile.blobs = {
-        digest: blob[:-1] + bytes([blob[-1] ^ 1]) for digest, blob in hostile.blobs.items()
-    }
-    proven.write_text(attestations(address, key), encoding="utf-8")
-    assert main(["verify", address, str(proven)]) == ProofError.exit_status
+    return done.returncode, done.stdout, done.stderr
+
+
+def attestations(address: str, public: Path) -> str:
+    """Return cosign's output about the attestations that it accepts."""
+    outputs = [verify("verify-attestation", address, public, "--type", kind) for kind in TYPES]
+    return "".join(output for _, output, _ in outputs)
+
+
+def judge(folder: Path, address: str, output: str) -> int:
+    """Return the exit status of `build.py verify` for what cosign printed."""
+    proven = folder / "proven.jsonl"
+    proven.write_text(output, encoding="utf-8")
+    return main(["verify", address, str(proven), "--builder", "https://ci.example/builder"])
+
+
+Change = Callable[[dict[str, Any]], None]
+
+
+def change_attached(hostile: Hostile, address: str, suffix: str, change: Change) -> None:
+    """Change the manifest of cosign's tag for an image; the registry serves it as a whole one."""
+    tag = address.rpartition("@")[2].replace(":", "-") + f".{suffix}"
+    manifest = json.loads(hostile.manifests[IMAGE, tag][1])
+    change(manifest)
+    hostile.put_manifest(IMAGE, manifest, tag)
+
+
+def changed(text: str) -> str:
+    """Return a text of base64 with another character in its middle."""
+    place = len(text) // 2
+    return text[:place] + ("B" if text[place] != "B" else "C") + text[place + 1 :]
+
+
+def test_verify_accepts_what_was_signed(signed: str, key: Path, tmp_path: Path) -> None:
+    public = key.with_suffix(".pub")
+    assert verify("verify", signed, public)[0] == 0
+    by_tag = f"{signed.partition('@')[0]}:{TAG}"
+    assert verify("verify", by_tag, public)[0] == 0
+    assert judge(tmp_path, signed, attestations(signed, public)) == 0
+
+
+@pytest.mark.parametrize("kind", DOCUMENTS)
+def test_a_document_that_was_changed_is_refused(
+    signed: str,
+    key: Path,
+    tmp_path: Path,
+    hostile: Hostile,
+    kind: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The image's signature and the other document are good still."""
+
+    def change(manifest: dict[str, Any]) -> None:
+        for layer in manifest["layers"]:
+            envelope = json.loads(hostile.blobs[IMAGE, layer["digest"]])
+            statement = json.loads(base64.b64decode(envelope["payload"]))
+            if statement["predicateType"] == TYPES[kind]:
+                statement["predicate"]["added"] = "a line"
+                envelope["payload"] = base64.b64encode(json.dumps(statement).encode()).decode()
+                layer |= hostile.put_blob(IMAGE, json.dumps(envelope).encode())
+
+    change_attached(hostile, signed, "att", change)
+    public = key.with_suffix(".pub")
+    (other,) = set(DOCUMENTS) - {kind}
+    assert verify("verify", signed, public)[0] == 0
+    assert verify("verify-attestation", signed, public, "--type", other)[0] == 0
+    status, output, reason = verify("verify-attestation", signed, public, "--type", kind)
+    assert (status != 0, output) == (True, "")
+    assert f"none of the attestations matched the predicate type: {kind}" in reason
+    assert judge(tmp_path, signed, attestations(signed, public)) == ProofError.exit_status
+    assert f"no statement of the type {TYPES[kind]}" in capsys.readouterr().err
+
+
+def test_a_signature_that_was_changed_is_refused(signed: str, key: Path, hostile: Hostile) -> None:
+    def change(manifest: dict[str, Any]) -> None:
+        (layer,) = manifest["layers"]
+        annotations = layer["annotations"]
+        name = "dev.cosignproject.cosign/signature"
+        annotations[name] = changed(annotations[name])
+
+    change_attached(hostile, signed, "sig", change)
+    status, output, reason = verify("verify", signed, key.with_suffix(".pub"))
+    assert (status != 0, output) == (True, "")
+    assert "invalid signature when validating" in reason
+
+
+def test_another_key_is_refused(
+    signed: str, key: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = make_key(tmp_path / "other").with_suffix(".pub")
+    assert other.read_bytes() != key.with_suffix(".pub").read_bytes()
+    status, output, reason = verify("verify", signed, other)
+    assert (status != 0, output) == (True, "")
+    assert "invalid signature when validating" in reason
+    assert judge(tmp_path, signed, attestations(signed, other)) == ProofError.exit_status
+    assert "no statement of the type" in capsys.readouterr().err
+
+
+def test_another_image_under_the_tag_is_refused(
+    signed: str, key: Path, tmp_path: Path, hostile: Hostile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The signed one is good still, by its digest; its documents are not those of the other."""
+    public = key.with_suffix(".pub")
+    proven = attestations(signed, public)
+    image = hostile.put_image(IMAGE, b"another layer", tag=TAG)
+    repository = signed.partition("@")[0]
+    status, output, reason = verify("verify", f"{repository}:{TAG}", public)
+    assert (status != 0, output) == (True, "")
+    assert "no signatures found" in reason
+    assert judge(tmp_path, f"{repository}@{image['digest']}", proven) == ProofError.exit_status
+    assert "it is about another image" in capsys.readouterr().err
+    assert verify("verify", signed, public)[0] == 0
+
+
+@pytest.mark.usefixtures("key")
+def test_a_key_of_kms_signs(
+    root: Path,
+    results: Path,
+    address: str,
+    tmp_path: Path,
+    plain_server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As buildspec.yml calls it. The key never leaves KMS; its public part is enough to verify."""
+    public = serve_key(plain_server, tmp_path, "alias/images")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_KMS", plain_server.url)
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "of-the-test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of-the-test")
+    done = sign_released(root, results, "--key", "awskms:///alias/images")
+    assert (done.returncode, done.stdout) == (0, f"signed: {address}\n"), done.stderr
+    assert verify("verify", address, public)[0] == 0
+    assert judge(tmp_path, address, attestations(address, public)) == 0
+
+    done = sign_released(root, results, "--key", "awskms:///alias/none")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "there is no such key" in done.stderr
 
 
 def test_an_image_without_its_documents_is_not_signed(
