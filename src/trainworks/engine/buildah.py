@@ -384,7 +384,7 @@ class BuildahEngine:
         if obstacle:
             raise BuildError(
                 f"buildah cannot isolate programs of another maker here: {obstacle}",
-                hint="install crun or runc (`make engine` does), or use `--engine docker`",
+                hint="install crun or runc (`make engines` does), or use `--engine docker`",
             )
 
     @contextlib.contextmanager
