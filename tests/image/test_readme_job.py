@@ -195,10 +195,11 @@ DEATHS = {
     "fsdp2": Death(losses=3),
     "deepspeed": Death(losses=3),
     "trainer-peft": Death(losses=3),
-    "lightning": Death(losses=4, steps=2000),
+    "lightning": Death(losses=4, steps=1000),
     "smp": Death(losses=5, steps=1000),
-    # Ray names its processes, and chooses the hosts of its workers.
-    "ray": Death(losses=3, steps=1000, rank=r"ray::\w*TrainWorker"),
+    # Ray prints a loss twice, and again in its report of each worker, and it records a checkpoint
+    # some reports later. It names its processes, and chooses the hosts of its workers.
+    "ray": Death(losses=30, steps=400, rank=r"ray::\w*TrainWorker"),
 }
 
 
