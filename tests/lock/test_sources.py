@@ -27,6 +27,7 @@ from trainworks.plan.resolve import make_plan
 from trainworks_testing.certificates import Authority
 
 COST = "the plugin's users wait"
+HELPERS_COST = "the helper is missed"
 PYTHON = [
     {
         "name": name,
@@ -93,9 +94,8 @@ def add_plugin(machine: Machine, git: str, commit: str) -> None:
     plugin = {"artifact": True, "default": True, "without": COST, "variant": "slow"}
     add_component(machine.root, "plugin", "1.0", STAGE, **plugin)
     add_artifact(machine.root, "plugin", "1.0", git=git, tag="v1.0", commit=commit)
-    add_component(
-        machine.root, "helper", "2.0", STAGE, artifact=True, default=True, needs=["plugin"]
-    )
+    helper = {"artifact": True, "default": True, "needs": ["plugin"], "without": HELPERS_COST}
+    add_component(machine.root, "helper", "2.0", STAGE, **helper)
 
 
 def serve_plugin(machine: Machine, server: Server, repository: Repository) -> str:
@@ -281,16 +281,11 @@ def test_what_an_image_lacks_is_said_by_what_the_others_need(machine: Machine) -
     add_artifact(
         machine.root, "helper", "2.0", git="https://code.invalid/helper", tag="v2", commit="2" * 40
     )
-    rows = machine.root / "images" / "components.toml"
-    text = rows.read_text(encoding="utf-8")
-    rows.write_text(
-        text.replace('needs = ["plugin"]', 'needs = ["plugin"]\nwithout = "the helper is missed"')
-    )
     result = machine.call(*BUILD)
     (warning,) = [line for line in result.err.splitlines() if line.startswith("warning: ")]
     assert "is built without plugin, helper (" in warning
     assert COST in warning
-    assert "the helper is missed" not in warning
+    assert HELPERS_COST not in warning
     assert NO_ENGINE in result.err
 
 
@@ -388,5 +383,6 @@ def test_the_name_says_what_is_missing(
     add_artifact(
         machine.root, "helper", "2.0", url="https://code.invalid/helper.tar.gz", sha256=SHA256
     )
-    add_component(machine.root, "other", "1.0", "FROM builder AS other", default=True)
+    other = {"default": True, "without": "nothing else has it"}
+    add_component(machine.root, "other", "1.0", "FROM builder AS other", **other)
     assert tag_of(machine, without).endswith(ending)
