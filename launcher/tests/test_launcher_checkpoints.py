@@ -183,7 +183,7 @@ Files = Mapping[str, bytes]
             "last.ckpt",
             id="the later one without number",
         ),
-        # DeepSpeed, Megatron-LM
+        # DeepSpeed, Megatron-LM, smp
         pytest.param(
             {"latest": b"global_step7\n", "global_step7/a.pt": ZIP, "global_step8/a.pt": ZIP},
             "global_step7",
@@ -197,6 +197,15 @@ Files = Mapping[str, bytes]
             },
             "iter_0000070",
             id="megatron",
+        ),
+        pytest.param(
+            {
+                "newest": b"step-40",
+                "step-40_partial/model_0_0_0.pt": ZIP,
+                "step-60_partial/model_0_0_0.pt": ZIP,
+            },
+            "step-40_partial",
+            id="smp",
         ),
         # a script's own
         pytest.param({"checkpoint.pt": ZIP}, "checkpoint.pt", id="one file"),

@@ -28,6 +28,7 @@ LAST_FILES = (
 TRACKERS = (
     ("latest", "{}"),  # DeepSpeed: the name of the directory
     ("latest_checkpointed_iteration.txt", "iter_{:0>7}"),  # Megatron-LM: the number
+    ("newest", "{}_partial"),  # smp.save_checkpoint: the tag
 )
 """File beside checkpoints, written last -> form of the directory's name, filled with its text."""
 
