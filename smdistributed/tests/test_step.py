@@ -397,10 +397,14 @@ def test_where_batches_come_from_is_no_batch() -> None:
 
 
 class AppendOnly(list[int]):
-    """A list whose own code refuses to have its items replaced."""
+    """A list whose own code refuses to have its items replaced while `is_sealed` is set."""
 
-    def __setitem__(self, *_: Any) -> None:
-        raise TypeError("append only")
+    is_sealed = False
+
+    def __setitem__(self, *words: Any) -> None:
+        if self.is_sealed:
+            raise TypeError("append only")
+        super().__setitem__(*words)
 
 
 class Journal(nn.Module):
@@ -409,7 +413,7 @@ class Journal(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 4)
-        self.calls: list[int] = AppendOnly()
+        self.calls: list[int] = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls.append(len(self.calls))
@@ -417,17 +421,23 @@ class Journal(nn.Module):
 
 
 def _errors_of_the_script() -> list[str]:
-    """Return the errors of steps whose own code raises them, and of a good step afterwards."""
+    """Return the errors of steps whose own code raises them on rank 0, and of a good step
+    afterwards.
+    """
     import smdistributed.modelparallel.torch as smp
 
     smp.init(BY_HAND)
     journal = Journal()
+    sealed = AppendOnly()
+    sealed.is_sealed = smp.rank() == 0
+    journal.calls = sealed
     model = smp.DistributedModel(nn.Sequential(journal, nn.Linear(4, 1)))
     original_setattr = nn.Module.__setattr__
 
     @smp.step
     def read(_model: Any, _x: torch.Tensor) -> Any:
-        raise FileNotFoundError("no file shard-3")
+        if smp.rank() == 0:
+            raise FileNotFoundError("no file shard-3")
 
     @smp.step
     def train(model: Any, x: torch.Tensor) -> Any:
@@ -445,7 +455,47 @@ def _errors_of_the_script() -> list[str]:
 
 def test_an_error_of_the_scripts_own_code_ends_the_step_and_leaves_the_next_one_whole() -> None:
     first, second = run_ranks(2, _errors_of_the_script)
-    for errors in (first, second):
-        assert errors[2] == "nothing"
-    assert first[0] == "FileNotFoundError: no file shard-3"
-    assert first[1] == "TypeError: append only"
+    assert first == ["FileNotFoundError: no file shard-3", "TypeError: append only", "nothing"]
+    assert second[0] == "PeerError: rank 0 (pp_rank 0) failed: FileNotFoundError: no file shard-3"
+    assert second[2] == "nothing"
+
+
+class Shy(list[int]):
+    """A list that cannot be read while `is_closed` is set."""
+
+    is_closed = False
+
+    def __iter__(self) -> Iterator[int]:
+        if self.is_closed:
+            raise RuntimeError("closed")
+        return super().__iter__()
+
+
+def _error_before_the_first_microbatch() -> str:
+    """Return the error of a step whose modules cannot be read on rank 1, which rank 0 needs."""
+    import smdistributed.modelparallel.torch as smp
+
+    smp.init(BY_HAND)
+    journal = Journal()
+    journal.calls = Shy()
+    with smp.partition(1):
+        head = nn.Linear(4, 1)
+    model = smp.DistributedModel(nn.Sequential(journal, head))
+
+    @smp.step
+    def train(model: Any, x: torch.Tensor) -> Any:
+        loss = model(x).sum()
+        model.backward(loss)
+        return loss
+
+    x = torch.ones(4, 4)
+    train(model, x)
+    if smp.rank() == 1:
+        journal.calls.is_closed = True
+    return error_of(lambda: train(model, x))
+
+
+def test_an_error_before_the_first_microbatch_is_told_to_the_other_ranks() -> None:
+    first, second = run_ranks(2, _error_before_the_first_microbatch)
+    assert second == "RuntimeError: closed"
+    assert first == "PeerError: rank 1 (pp_rank 1) failed: RuntimeError: closed"
