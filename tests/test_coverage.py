@@ -4,12 +4,9 @@ none is lost without a word.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 
 from coverage_table import (
     TABLE,

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
-
 from reading import PACKAGES, PEERS, Counts, figures_of, measure, measure_folders
 
 TOOL = Path(__file__).resolve().parent.parent / "tools" / "reading.py"

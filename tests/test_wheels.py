@@ -16,11 +16,14 @@ from pathlib import Path
 
 import pytest
 
+import wheels
 from trainworks.cli import main
 from trainworks_testing.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 UV = Path(sys.executable).with_name("uv")
+EARLIEST = "315532800"
+"""The earliest time of a file in a zip: 1980, in seconds since 1970."""
 TORCH = ROOT / ".cache" / "peers" / "smdistributed" / "bin" / "python"
 DIGITS = ROOT / "smdistributed" / "tests" / "scripts" / "digits.py"
 
@@ -52,21 +55,7 @@ def wheel_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
                     target = folder / "tree" / name
                     target.parent.mkdir(parents=True, exist_ok=True)
                     target.write_bytes((ROOT / name).read_bytes())
-            command = (
-                str(UV),
-                "build",
-                "--quiet",
-                "--wheel",
-                "--offline",
-                # With setuptools and hatchling of the environment of these tests.
-                "--no-build-isolation",
-                "--python",
-                sys.executable,
-                "--out-dir",
-                str(folder),
-                str(folder / "tree" / project),
-            )
-            subprocess.run(command, check=True)
+            wheels.build_wheel(folder / "tree" / project, folder, EARLIEST)
             (built[project],) = folder.glob("*.whl")
         return built[project]
 

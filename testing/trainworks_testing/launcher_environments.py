@@ -76,7 +76,7 @@ def environment(
 
     Args:
         hyperparameters: Those of the job, beside ``sagemaker_program``.
-        hosts: The hosts of the job; none: there is no resource config.
+        hosts: The hosts of the job. Without hosts the resource config is empty.
         host: The host that this environment is of.
         instance_type: One of ``INSTANCES``.
         interface: The network interface that the platform names.

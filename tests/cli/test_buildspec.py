@@ -274,7 +274,7 @@ def test_signing_reads_what_push_and_prove_wrote(content: Any, root: Path, tmp_p
 
 
 def test_what_is_up_to_date_is_not_signed(content: Any, tmp_path: Path) -> None:
-    """There is no program in the folder: each command would fail."""
+    """Run the commands in a folder without this project: one that is not skipped fails."""
     (tmp_path / "up-to-date").touch()
     for command in content["phases"]["build"]["commands"]:
         variables = {"PATH": os.environ["PATH"], "SIGNING_KEY": "cosign.key"}

@@ -235,7 +235,7 @@ def to_table(plan: NodePlan, rows: Sequence[Row], width: int, ranks: Sequence[st
     """Return an explanation as a table.
 
     Long values of variables are shortened, long texts wrapped. No word is broken, so that all can
-    be copied: a name or a value with a word longer than its column has lines of its own, and a word
+    be copied. A name or a value with a word longer than its column has lines of its own. A word
     longer than the table makes its line longer.
 
     Args:

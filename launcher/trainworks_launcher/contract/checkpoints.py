@@ -215,8 +215,8 @@ def _written(path: Path) -> float:
 def _step(name: str) -> int:
     """Return the last whole number in a name: ``epoch=3-step=400.ckpt`` is 400; -1 for none.
 
-    A number with a decimal point counts only if there is no other one, because it is mostly a
-    measure: ``epoch=2-val_loss=0.31.ckpt`` is 2.
+    A number with a decimal point is mostly a measure: ``epoch=2-val_loss=0.31.ckpt`` is 2. It
+    counts if the name has no other number.
     """
     numbers = re.findall(r"\d+(?:\.\d+)*", name)
     whole_numbers = [number for number in numbers if "." not in number]

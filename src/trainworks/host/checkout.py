@@ -56,10 +56,11 @@ def _run_git(root: Path, *words: str) -> str:
 
     git fails outside of a repository. It changes nothing.
     """
+    command = ("git", "-C", str(root), *words)
+    # Without GIT_OPTIONAL_LOCKS, ``git status`` writes the index.
+    environment = {**os.environ, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
     try:
-        # Without the variable, ``git status`` writes the index.
-        environment = {**os.environ, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
-        result = run(("git", "-C", str(root), *words), timeout=GIT_SECONDS, environment=environment)
+        result = run(command, timeout=GIT_SECONDS, environment=environment)
     except FileNotFoundError:
         return ""
     if result.status != 0:

@@ -1,6 +1,6 @@
 """``build.py --list``: targets with their last builds, from the facts alone.
 
-For people, targets that the project's own machine cannot build are left out; ``--all`` shows them.
+The table leaves out the targets that the project's own machine cannot build. ``--all`` shows them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def patches_until(row: TargetRow, facts: Facts) -> str:
 def describe_support(row: TargetRow, facts: Facts) -> str:
     """Return whether the framework's version gets patches, as the rest of a sentence.
 
-    ``gets patches``, or for example ``has had no patches since 2024-10-17``.
+    That is ``gets patches``, or for example ``has had no patches since 2024-10-17``.
     """
     end = facts.end_of_patch(row)
     if end is None:

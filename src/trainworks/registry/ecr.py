@@ -1,7 +1,7 @@
 """Amazon ECR's own parts: logins, and repositories that are created on demand.
 
-boto3 is optional (``aws.INSTALL``). Without it a credential helper or ``docker login`` gives the
-login, and repositories must exist.
+boto3 is optional; ``aws.INSTALL`` installs it. Without boto3 a credential helper or
+``docker login`` gives the login, and the repositories must exist.
 """
 
 from __future__ import annotations

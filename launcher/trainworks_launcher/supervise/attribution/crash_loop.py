@@ -122,9 +122,9 @@ class CrashLoop:
     def _compare_hosts(self, host: str, restarts: int) -> None:
         """Note the number of a host, and act if that raises the smallest number of all hosts.
 
-        Below the limit a line is printed. At the limit the job ends with the last failure, whose
-        cause then begins with ``N restarts in a row without a step further``. The ranks of the new
-        attempt do not change it: they fail again, or torchrun ends them.
+        Below the limit a line is printed. At the limit the job ends with the last failure. Its
+        cause then begins with ``N restarts in a row without a step further``. The new attempt does
+        not change that: its ranks fail again, or torchrun ends them.
 
         Args:
             host: The host.

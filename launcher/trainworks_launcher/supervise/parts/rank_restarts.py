@@ -43,7 +43,8 @@ class RankRestarts(Part):
         now = time.time()
         # Whether the attempt before made progress; None if this is not the first rank of one.
         further = self._attempts_of_ranks.started(rank)
-        rank.restarts = attempt.running.restarts = self._attempts_of_ranks.restarts
+        rank.restarts = self._attempts_of_ranks.restarts
+        attempt.running.restarts = rank.restarts
         if further is None:
             # Another rank of the same attempt.
             return
