@@ -33,7 +33,8 @@ class CheckoutState:
 
     Attributes:
         commit: The commit, 40 hexadecimal digits; ``""`` outside of git.
-        changed: Whether a file that decides images differs from the commit.
+        changed: Whether a file that decides images differs from the commit; also true if git
+            cannot tell.
     """
 
     commit: str
@@ -48,11 +49,13 @@ def read_checkout_state(root: Path) -> CheckoutState:
     if _run_git(root, "rev-parse", "--show-toplevel") != str(root.resolve()):
         return CheckoutState(commit="", changed=False)
     changes = _run_git(root, "status", "--porcelain", "--", *SOURCES)
-    return CheckoutState(commit=_run_git(root, "rev-parse", "HEAD"), changed=bool(changes))
+    # With an unreadable index, for example, nothing shows that the files are the commit's.
+    changed = changes is None or changes != ""
+    return CheckoutState(commit=_run_git(root, "rev-parse", "HEAD") or "", changed=changed)
 
 
-def _run_git(root: Path, *words: str) -> str:
-    """Run git for a folder, and return its output; ``""`` if git fails or is not installed.
+def _run_git(root: Path, *words: str) -> str | None:
+    """Run git for a folder, and return its output; None if git fails or is not installed.
 
     git fails outside of a repository. It changes nothing.
     """
@@ -62,7 +65,7 @@ def _run_git(root: Path, *words: str) -> str:
     try:
         result = run(command, timeout=GIT_SECONDS, environment=environment)
     except FileNotFoundError:
-        return ""
+        return None
     if result.status != 0:
-        return ""
+        return None
     return result.output.decode().strip()
