@@ -69,12 +69,14 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """Return one more than the cores.
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_xdist_auto_num_workers() -> int | None:
+    """Return one more than the cores; None if pytest-xdist's own variable says how many.
 
     A fifth of the time tests wait for time-outs, disks and other processes.
     """
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None
     return (os.cpu_count() or 1) + 1
 
 
