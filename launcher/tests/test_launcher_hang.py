@@ -211,6 +211,8 @@ def test_a_verdict_says_what_to_look_at_and_where_the_rank_is() -> None:
         "  train (train.py:38)" in text
     )
     assert "algo-9 did not answer" in text
+    # The hosts may answer in any order.
+    assert "rank 0 on algo-1:\n" in name_outliers(rows(WAITS, WAITS)[::-1], (), 600).text
 
 
 @pytest.mark.parametrize(

@@ -280,8 +280,9 @@ def name_outliers(
     """
     groups = _groups_of(rows)
     outliers = _find_outliers(groups)
+    # Rows come in the order in which hosts have answered.
+    in_order = sorted(rows, key=lambda row: (row.rank, row.host))
     if all(group[0].kind == "collective" for group in groups):
-        in_order = sorted(rows, key=lambda row: row.rank)
         by_records = [row for row in in_order if row.rank in records.ranks]
         outliers = by_records or outliers
 
@@ -297,7 +298,7 @@ def name_outliers(
     advice = _advice(outliers, groups)
     if advice:
         lines.append(advice)
-    example = next(iter([*outliers, *rows]), None)
+    example = next(iter([*outliers, *in_order]), None)
     if example is not None and example.frames:
         lines.append(f"{_name_of(example)}:")
         lines += [f"  {frame}" for frame in example.frames]
