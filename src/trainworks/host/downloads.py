@@ -422,7 +422,7 @@ class _Session(requests.Session):
         new = urlsplit(str(prepared_request.url))
         if old.scheme == "https" and new.scheme != "https":
             raise _WithoutTlsError("it redirects to an address without TLS")
-        super().rebuild_auth(prepared_request, response)
+        super().rebuild_auth(prepared_request, response)  # type: ignore[no-untyped-call]
 
 
 _FINAL_ERRORS = (
