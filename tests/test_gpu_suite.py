@@ -157,8 +157,8 @@ def test_the_commit_is_told_of_a_checkout_of_another_user(tmp_path: Path) -> Non
     for path in (tmp_path, *tmp_path.rglob("*")):
         os.chown(path, 1234, 1234)
     code = "import run; print(run.commit())"
-    words = (sys.executable, "-c", code)
-    printed = subprocess.check_output(words, cwd=tmp_path / "tests" / "gpu", text=True)
+    command = (sys.executable, "-c", code)
+    printed = subprocess.check_output(command, cwd=tmp_path / "tests" / "gpu", text=True)
     assert printed.strip().removesuffix("+") == head
 
 
