@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -142,6 +143,23 @@ def test_what_a_part_leaves_behind_is_ended(tmp_path: Path) -> None:
     assert status == 0, output
     with pytest.raises(ProcessLookupError):
         os.kill(part["figures"], 0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a checkout another user's")
+def test_the_commit_is_told_of_a_checkout_of_another_user(tmp_path: Path) -> None:
+    """As in a container, which mounts the checkout of a user and runs as root."""
+    (tmp_path / "tests").mkdir()
+    shutil.copytree(RUN.parent, tmp_path / "tests" / "gpu")
+    git = ("git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.org")
+    for words in (("init", "--quiet"), ("commit", "--quiet", "--allow-empty", "-m", "all")):
+        subprocess.run((*git, *words), check=True)
+    head = subprocess.check_output((*git, "rev-parse", "HEAD"), text=True).strip()
+    for path in (tmp_path, *tmp_path.rglob("*")):
+        os.chown(path, 1234, 1234)
+    code = "import run; print(run.commit())"
+    command = (sys.executable, "-c", code)
+    printed = subprocess.check_output(command, cwd=tmp_path / "tests" / "gpu", text=True)
+    assert printed.strip().removesuffix("+") == head
 
 
 def test_one_part_alone_and_an_unknown_one(tmp_path: Path) -> None:

@@ -179,9 +179,11 @@ def commit() -> str:
     Nothing where git or its folder is absent.
     """
     with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        # In a container the checkout is often another user's, which git refuses by default.
+        git = ["git", "-c", f"safe.directory={ROOT}"]
         head, changed = (
             subprocess.run(
-                ["git", *words], cwd=ROOT, capture_output=True, text=True, check=True
+                [*git, *words], cwd=ROOT, capture_output=True, text=True, check=True
             ).stdout.strip()
             for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "--", *TESTED))
         )

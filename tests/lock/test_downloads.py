@@ -75,6 +75,16 @@ def test_redirects_are_followed(client: Client, server: Server, tmp_path: Path) 
     client.download(server.serve("/file", redirecting("/there")), tmp_path / "file", sha256=WANTED)
 
 
+def test_no_redirect_leads_out_of_tls(
+    client: Client, server: Server, plain_server: Server, tmp_path: Path
+) -> None:
+    address = plain_server.serve("/file", NOISE)
+    with pytest.raises(UnreachableError, match="redirects to an address without TLS"):
+        client.download(server.serve("/file", redirecting(address)), tmp_path / "file")
+    assert plain_server.seen == []
+    assert len(server.seen) == 1
+
+
 def test_a_part_of_an_earlier_run_is_continued_where_the_hash_is_known(
     client: Client, server: Server, tmp_path: Path
 ) -> None:

@@ -93,7 +93,7 @@ class Client:
         self._limits = limits or Limits()
         self._watch = watch
         self._timeout = self._limits.timeout or settings.pip.timeout_seconds or 30.0
-        self._session = requests.Session()
+        self._session = _Session()
         self._verify: bool | str = True
         self._dead: dict[str, str] = {}
         self._stack = ExitStack()
@@ -403,7 +403,30 @@ def _find_validator(response: requests.Response) -> str:
     return response.headers.get("Last-Modified", "")
 
 
+class _WithoutTlsError(requests.RequestException):
+    """A server with TLS redirects to an address without TLS."""
+
+
+class _Session(requests.Session):
+    """Follows redirects, but never from TLS to plain HTTP, as the script `fetch` of a build."""
+
+    def rebuild_auth(
+        self, prepared_request: requests.PreparedRequest, response: requests.Response
+    ) -> None:
+        """Refuse a redirect to plain HTTP; called before a redirect is followed.
+
+        Raises:
+            _WithoutTlsError: The redirect leads out of TLS.
+        """
+        old = urlsplit(str(response.request.url))
+        new = urlsplit(str(prepared_request.url))
+        if old.scheme == "https" and new.scheme != "https":
+            raise _WithoutTlsError("it redirects to an address without TLS")
+        super().rebuild_auth(prepared_request, response)  # type: ignore[no-untyped-call]
+
+
 _FINAL_ERRORS = (
+    _WithoutTlsError,
     requests.exceptions.SSLError,
     requests.exceptions.InvalidURL,
     requests.TooManyRedirects,
