@@ -16,7 +16,12 @@ from launcher_support import environment, manifest_document, plan, write_inputs
 from trainworks_launcher.contract.errors import RefusalError
 from trainworks_launcher.contract.json_values import Json
 from trainworks_launcher.contract.modes import SWITCHES
-from trainworks_launcher.environment.entry_point import Code, parse_entry_point
+from trainworks_launcher.environment.entry_point import (
+    Code,
+    EntryPoint,
+    parse_entry_point,
+    program_words,
+)
 from trainworks_launcher.environment.environment import Devices, read_environment
 from trainworks_launcher.environment.manifest import parse_manifest
 from trainworks_launcher.job.job import make_job
@@ -154,6 +159,12 @@ def test_argv_of_each_kind() -> None:
     )
     executable = Code("/opt/ml/code", entries=("run.sh",), executable=("run.sh",))
     assert plan(environment({"sagemaker_program": "run.sh"}, code=executable)).argv == ("./run.sh",)
+
+
+def test_a_program_that_begins_with_the_folder_is_started_as_it_is_written() -> None:
+    code = Code("/opt/ml/code", entries=("./run.sh",), executable=("./run.sh",))
+    words = program_words(EntryPoint("shell", "./run.sh"), code, "python3", "sh")
+    assert words == ("./run.sh",)
 
 
 def test_a_command_has_to_be_executable() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from trainworks.plan.resolve import CUDA_ENVIRONMENT, DEVICE_ENVIRONMENT
 from trainworks.render.shells import render_profile, render_sshd
 
 ODD = {
@@ -54,6 +55,14 @@ def test_what_is_set_already(
     tmp_path: Path, name: str, value_before: str, value_after: str
 ) -> None:
     assert after_profile(tmp_path, ODD, {name: value_before})[name] == value_after
+
+
+def test_a_shell_knows_where_cuda_is_and_asks_for_no_device(tmp_path: Path) -> None:
+    """The container runtime gives devices when a container starts, not to a shell."""
+    environment = {"PATH": "/usr/bin", **CUDA_ENVIRONMENT}
+    found = after_profile(tmp_path, environment, {"PATH": "/usr/bin"})
+    assert found["CUDA_HOME"] == CUDA_ENVIRONMENT["CUDA_HOME"]
+    assert not found.keys() & DEVICE_ENVIRONMENT.keys()
 
 
 def test_sshd_gets_one_line_in_its_own_quoting() -> None:

@@ -293,4 +293,4 @@ def program_words(entry: EntryPoint, code: Code, python: str, shell: str) -> tup
         return (shell, entry.name)
     if entry.name.startswith("/"):
         return (entry.name,)
-    return (f"./{entry.name}",)
+    return (f"./{entry.name.removeprefix('./')}",)

@@ -63,13 +63,18 @@ ENVIRONMENT: Mapping[str, str] = {
 CUDA_HOME = "/usr/local/cuda"
 """The folder of the toolkit in NVIDIA's images and installers."""
 
-CUDA_ENVIRONMENT: Mapping[str, str] = {
-    # Builds for CUDA look there first; AWS's images and their tests have it.
-    "CUDA_HOME": CUDA_HOME,
+DEVICE_ENVIRONMENT: Mapping[str, str] = {
     # The NVIDIA container runtime gives devices and driver libraries only to
     # containers that ask with these two.
     "NVIDIA_VISIBLE_DEVICES": "all",
     "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+}
+"""What an image for CUDA asks of the NVIDIA container runtime when a container starts."""
+
+CUDA_ENVIRONMENT: Mapping[str, str] = {
+    # Builds for CUDA look there first; AWS's images and their tests have it.
+    "CUDA_HOME": CUDA_HOME,
+    **DEVICE_ENVIRONMENT,
 }
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
-from trainworks.plan.resolve import CUDA_ENVIRONMENT
+from trainworks.plan.resolve import DEVICE_ENVIRONMENT
 
 
 def select_lasting_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -18,7 +18,7 @@ def select_lasting_variables(environment: Mapping[str, str]) -> dict[str, str]:
     Variables that request devices from the NVIDIA runtime are left out: they count only when a
     container starts.
     """
-    return {name: value for name, value in environment.items() if name not in CUDA_ENVIRONMENT}
+    return {name: value for name, value in environment.items() if name not in DEVICE_ENVIRONMENT}
 
 
 def render_profile(environment: Mapping[str, str]) -> str:
