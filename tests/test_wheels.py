@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 
 import wheels
+from image.support import build_once
 from trainworks.cli import main
 from trainworks_testing.ports import free_port
 
@@ -54,7 +56,8 @@ def wheel_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
                 if (ROOT / name).is_file():
                     target = folder / "tree" / name
                     target.parent.mkdir(parents=True, exist_ok=True)
-                    target.write_bytes((ROOT / name).read_bytes())
+                    # With its mode: some files of recipes are programs.
+                    shutil.copy(ROOT / name, target)
             wheels.build_wheel(folder / "tree" / project, folder, EARLIEST)
             (built[project],) = folder.glob("*.whl")
         return built[project]
@@ -255,29 +258,45 @@ def rank_variables(rank: int, port: str) -> dict[str, str]:
 PLAN = ("--framework", "pytorch", "--cuda", "cpu")
 
 
+def run_trainworks(environment: Path, folder: Path, *words: str) -> str:
+    """Run the installed builder in a folder that is no checkout, and return what it printed."""
+    command = (str(environment / "bin" / "trainworks"), *words)
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(
+        command, cwd=folder, env=variables, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.mark.engine
 def test_the_builder_of_a_package_index_lists_plans_and_renders(
     from_index: Install, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With what its wheel requires, and nothing of these tests, it does what the checkout does."""
     environment = from_index(".")
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-
-    def run(*words: str) -> str:
-        command = (str(environment / "bin" / "trainworks"), *words)
-        done = subprocess.run(
-            command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
     for words in (("--list",), (*PLAN, "--until", "plan", "--format", "json")):
         assert main(words, ROOT) == 0
-        assert run(*words) == capsys.readouterr().out
-    run(*PLAN, "--until", "render", "--output", str(tmp_path / "installed"))
-    assert main([*PLAN, "--until", "render", "--output", str(tmp_path / "checkout")], ROOT) == 0
+        assert run_trainworks(environment, tmp_path, *words) == capsys.readouterr().out
+    render = (*PLAN, "--until", "render", "--output")
+    run_trainworks(environment, tmp_path, *render, str(tmp_path / "installed"))
+    assert main([*render, str(tmp_path / "checkout")], ROOT) == 0
     files = sorted(path for path in (tmp_path / "checkout").rglob("*") if path.is_file())
     assert files
     for path in files:
         name = path.relative_to(tmp_path / "checkout")
         assert (tmp_path / "installed" / name).read_bytes() == path.read_bytes(), name
+
+
+@pytest.mark.engine
+def test_the_builder_of_a_package_index_builds_and_tests_the_image(
+    from_index: Install, shared: Path, tmp_path: Path
+) -> None:
+    """It is the image of the checkout, layer by layer."""
+    of_checkout = build_once(shared, "docker")
+    words = (*PLAN, "--engine", "docker", "--format", "json")
+    built = json.loads(run_trainworks(from_index("."), tmp_path, *words))
+    assert built["identifier"] == of_checkout.report["identifier"]
+    checks = built["checks"]
+    assert checks
+    assert [check["title"] for check in checks if not check["passed"]] == []

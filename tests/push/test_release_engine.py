@@ -1,11 +1,12 @@
 """`tools/release`: one target through all of its steps to a registry, killed in
-between and begun again.
+between and begun again. What it pushed is signed and verified.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,10 @@ from pathlib import Path
 import pytest
 
 from image.support import ROOT, copied_checkout, engine_that_answers
+from push.signing import attestations, judge, make_key, sign_released, verify
 from push.support import RegistryServer
+from trainworks.attestation.provenance import LOCAL_BUILDER
+from trainworks.errors import ProofError
 from trainworks.facts.load import load
 
 pytestmark = pytest.mark.engine
@@ -24,9 +28,11 @@ STEPS = ["build", "jobs", "scan"]
 
 @pytest.mark.usefixtures("logged_in")
 def test_a_release_that_was_killed_goes_on_where_it_was(
-    server: RegistryServer, tmp_path: Path
+    server: RegistryServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine_that_answers("docker")
+    if shutil.which("cosign") is None:
+        pytest.skip("NOT TESTED: no cosign (tools/set-up-engine all)")
     root, results = copied_checkout(tmp_path / "root"), tmp_path / "results"
     program = (sys.executable, str(ROOT / "tools" / "release"))
     listed = subprocess.run(
@@ -63,3 +69,22 @@ def test_a_release_that_was_killed_goes_on_where_it_was(
     assert released["addresses"] == [pushed["image_uri"]]
     third = subprocess.run(command, check=True, capture_output=True, text=True)
     assert third.stdout.startswith(f"{target}: released on ")
+    monkeypatch.setenv("COSIGN_PASSWORD", "")
+    sign_and_verify(results, tmp_path, pushed["image_uri"])
+
+
+def sign_and_verify(results: Path, folder: Path, address: str) -> None:
+    """Sign a release with a key, and verify the image and its documents as a user does.
+
+    Another key's signature is not there, and the documents do not count for another digest.
+    """
+    key, other = make_key(folder / "release"), make_key(folder / "other")
+    done = sign_released(ROOT, results, "--key", str(key))
+    assert (done.returncode, done.stdout) == (0, f"signed: {address}\n"), done.stderr
+    public = key.with_suffix(".pub")
+    assert verify("verify", address, public)[0] == 0
+    assert verify("verify", address, other.with_suffix(".pub"))[0] != 0
+    proven = attestations(address, public)
+    assert judge(folder, address, proven, LOCAL_BUILDER) == 0
+    changed = f"{address.partition('@')[0]}@sha256:{'0' * 64}"
+    assert judge(folder, changed, proven, LOCAL_BUILDER) == ProofError.exit_status

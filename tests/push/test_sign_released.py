@@ -20,8 +20,8 @@ from lock.servers import Server
 from proof.support import tiny_proof
 from push.hostile import Hostile
 from push.kms import serve_key
+from push.signing import attestations, judge, make_key, sign_released, verify
 from trainworks.attestation.verify import TYPES
-from trainworks.cli import main
 from trainworks.errors import ProofError
 from trainworks.facts.rows import Facts
 from trainworks.registry.tools import Registries
@@ -29,27 +29,10 @@ from trainworks.registry.tools import Registries
 pytestmark = pytest.mark.engine
 """They need the programs that `make engines` installs: oras, cosign, and a registry."""
 
-
-def sign_released(root: Path, results: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = (
-        sys.executable,
-        str(root / "tools" / "sign-released"),
-        "--results",
-        str(results),
-        *words,
-    )
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-
-
 IMAGE, TAG = "team/image", "one"
+BUILDER = "https://ci.example/builder"
+"""The builder that the documents of `results` name."""
 DOCUMENTS = {"cyclonedx": "sbom.cdx.json", "slsaprovenance1": "provenance.json"}
-
-
-def make_key(prefix: Path) -> Path:
-    """Make a pair of keys of cosign; return the private one, beside which the public one lies."""
-    words = ("cosign", "generate-key-pair", f"--output-key-prefix={prefix}")
-    subprocess.run(words, check=True, capture_output=True)
-    return prefix.with_suffix(".key")
 
 
 @pytest.fixture
@@ -89,28 +72,6 @@ def signed(root: Path, results: Path, address: str, key: Path) -> str:
     return address
 
 
-def verify(command: str, address: str, public: Path, *words: str) -> tuple[int, str, str]:
-    """Return the exit status of cosign's `verify` or `verify-attestation`, and both outputs."""
-    check = ("--insecure-ignore-tlog", "--key", str(public))
-    done = subprocess.run(
-        ("cosign", command, *check, *words, address), capture_output=True, text=True, check=False
-    )
-    return done.returncode, done.stdout, done.stderr
-
-
-def attestations(address: str, public: Path) -> str:
-    """Return cosign's output about the attestations that it accepts."""
-    outputs = [verify("verify-attestation", address, public, "--type", kind) for kind in TYPES]
-    return "".join(output for _, output, _ in outputs)
-
-
-def judge(folder: Path, address: str, output: str) -> int:
-    """Return the exit status of `build.py verify` for what cosign printed."""
-    proven = folder / "proven.jsonl"
-    proven.write_text(output, encoding="utf-8")
-    return main(["verify", address, str(proven), "--builder", "https://ci.example/builder"])
-
-
 Change = Callable[[dict[str, Any]], None]
 
 
@@ -133,7 +94,7 @@ def test_verify_accepts_what_was_signed(signed: str, key: Path, tmp_path: Path) 
     assert verify("verify", signed, public)[0] == 0
     by_tag = f"{signed.partition('@')[0]}:{TAG}"
     assert verify("verify", by_tag, public)[0] == 0
-    assert judge(tmp_path, signed, attestations(signed, public)) == 0
+    assert judge(tmp_path, signed, attestations(signed, public), BUILDER) == 0
 
 
 @pytest.mark.parametrize("kind", DOCUMENTS)
@@ -164,7 +125,7 @@ def test_a_document_that_was_changed_is_refused(
     status, output, reason = verify("verify-attestation", signed, public, "--type", kind)
     assert (status != 0, output) == (True, "")
     assert f"none of the attestations matched the predicate type: {kind}" in reason
-    assert judge(tmp_path, signed, attestations(signed, public)) == ProofError.exit_status
+    assert judge(tmp_path, signed, attestations(signed, public), BUILDER) == ProofError.exit_status
     assert f"no statement of the type {TYPES[kind]}" in capsys.readouterr().err
 
 
@@ -189,7 +150,7 @@ def test_another_key_is_refused(
     status, output, reason = verify("verify", signed, other)
     assert (status != 0, output) == (True, "")
     assert "invalid signature when validating" in reason
-    assert judge(tmp_path, signed, attestations(signed, other)) == ProofError.exit_status
+    assert judge(tmp_path, signed, attestations(signed, other), BUILDER) == ProofError.exit_status
     assert "no statement of the type" in capsys.readouterr().err
 
 
@@ -204,7 +165,8 @@ def test_another_image_under_the_tag_is_refused(
     status, output, reason = verify("verify", f"{repository}:{TAG}", public)
     assert (status != 0, output) == (True, "")
     assert "no signatures found" in reason
-    assert judge(tmp_path, f"{repository}@{image['digest']}", proven) == ProofError.exit_status
+    other = f"{repository}@{image['digest']}"
+    assert judge(tmp_path, other, proven, BUILDER) == ProofError.exit_status
     assert "it is about another image" in capsys.readouterr().err
     assert verify("verify", signed, public)[0] == 0
 
@@ -227,7 +189,7 @@ def test_a_key_of_kms_signs(
     done = sign_released(root, results, "--key", "awskms:///alias/images")
     assert (done.returncode, done.stdout) == (0, f"signed: {address}\n"), done.stderr
     assert verify("verify", address, public)[0] == 0
-    assert judge(tmp_path, address, attestations(address, public)) == 0
+    assert judge(tmp_path, address, attestations(address, public), BUILDER) == 0
 
     done = sign_released(root, results, "--key", "awskms:///alias/none")
     assert (done.returncode, done.stdout) == (1, "")
