@@ -22,6 +22,8 @@ PYTEST := $(BIN)/python $(TESTS)
 # image builds it. What is run by hand compiles for hours.
 LIMIT := -o faulthandler_timeout=7200
 LIMIT_BY_HAND := -o faulthandler_timeout=43200
+# Two tests with an image at once, and those of a file one after another.
+TWO_AT_ONCE := --numprocesses 2 --dist loadfile
 RELEASE_TEST := tests/push/test_release_engine.py
 
 .PHONY: image test test-quick test-all gpu coverage check fix proof arm64 targets release wheels docs site golden lock-tools benchmark reading setup engine engines peers torch clean
@@ -33,7 +35,7 @@ test: setup engines torch  ## set up, then try everything once: a real image, jo
 	@tools/evidence.py run "make test" \
 		'what needs no engine: $(PYTEST) $(PARALLEL)' \
 		'the core of smdistributed, on two and four ranks: cd smdistributed && $(TORCH) $(TESTS) -m core --numprocesses 2' \
-		'the cpu image is built and tested, and jobs run in it: $(PYTEST) -m core $(LIMIT) --verbose tests/image tests/push'
+		'the cpu image is built and tested, and jobs run in it: $(PYTEST) -m core $(LIMIT) $(TWO_AT_ONCE) tests/image tests/push'
 
 test-quick: setup  ## the tests that need no engine; 10 minutes
 	$(BIN)/python -m pytest $(PARALLEL)
