@@ -441,8 +441,8 @@ def test_the_environment_is_one_of_its_own_and_activates_itself(tmp_path: Path) 
 
 def test_files_of_other_groups_and_secrets_are_named_by_the_table_of_rights(tmp_path: Path) -> None:
     rights = [
-        {"paths": ["/etc/shadow"], "mode": "0640", "group": "shadow"},
-        {"paths": ["/var/mail"], "mode": "2775", "group": "mail"},
+        {"paths": ["/etc/shadow"], "mode": "0640", "group": "shadow", "attributes": []},
+        {"paths": ["/var/mail"], "mode": "2775", "group": "mail", "attributes": []},
     ]
     write(
         tmp_path,
@@ -486,9 +486,45 @@ def test_files_of_other_groups_and_secrets_are_named_by_the_table_of_rights(tmp_
     )
 
 
-def test_pam_asks_its_modules_in_the_order_of_its_state(tmp_path: Path) -> None:
+def test_only_the_attributes_of_the_table_of_rights_are_allowed(tmp_path: Path) -> None:
+    write(tmp_path, {"/var/log/journal": "", "/var/log/other": ""})
+    try:
+        for name in ("journal", "other"):
+            os.setxattr(tmp_path / "var/log" / name, "user.note", b"1")
+    except OSError:
+        pytest.skip("NOT TESTED: this file system has no extended attributes")
+    row = {"paths": ["/var/log/journal"], "mode": "2755", "group": "root"}
+    damages = damaged(tmp_path, rights=[{**row, "attributes": ["user.note"]}])
+    assert damages.keys() == {"/var/log/other"}
+    assert "has user.note: no package and no recipe" in damages["/var/log/other"]
+    assert damaged(tmp_path, rights=[{**row, "attributes": ["user.x"]}]).keys() == {
+        "/var/log/journal",
+        "/var/log/other",
+    }
+
+
+def test_a_generated_file_that_a_release_does_not_make_is_not_missing(tmp_path: Path) -> None:
+    """Debian 13 has no /etc/timezone. What a recipe brings has to be there."""
+    digest = hashlib.sha256(b"Etc/UTC\n").hexdigest()
+    generated = [("", "/etc/timezone", digest)]
+    write(tmp_path, {"/etc/hosts": ""})
+    assert damaged(tmp_path, digests=generated) == {}
+    of_recipe = [("system", "/etc/timezone", digest)]
+    assert damaged(tmp_path, digests=of_recipe) == {"/etc/timezone": "recipe system: is missing"}
+    write(tmp_path, {"/etc/timezone": "Asia/Tokyo\n"})
+    assert damaged(tmp_path, digests=generated).keys() == {"/etc/timezone"}
+
+
+UMASK = ["session optional pam_umask.so"]
+"""The template of Debian 13 has it, that of Debian 12 does not."""
+
+
+@pytest.mark.parametrize("more", [[], UMASK], ids=["Debian 12", "Debian 13"])
+def test_pam_asks_its_modules_in_the_order_of_its_state(tmp_path: Path, more: list[str]) -> None:
     state = "Module: null\n[default=1]\t\tpam_permit.so\nModule: unix\nrequired\tpam_unix.so\n"
-    fallback = ["session requisite pam_deny.so", "session required pam_permit.so"]
+    fallback = ["session requisite pam_deny.so", "session required pam_permit.so", *more]
+    template = "\n".join(["$session_primary", *fallback, "$session_additional"])
+    write(tmp_path, {"/usr/share/pam/common-session": template})
     lines = [
         "# comment",
         "session [default=1] pam_permit.so",
@@ -506,6 +542,8 @@ def test_pam_asks_its_modules_in_the_order_of_its_state(tmp_path: Path) -> None:
     assert problems_of(["session requisite pam_deny.so", *lines]) == expected_problems
     assert problems_of(lines[:-1]) == expected_problems
     assert problems_of([*lines, "session optional pam_exec.so /tmp/x"]) == expected_problems
+    without = [line for line in lines if line not in more]
+    assert problems_of(without) == (expected_problems if more else {})
     assert (
         problems_of([line.replace("required", "sufficient") for line in lines]) == expected_problems
     )

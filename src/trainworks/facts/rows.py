@@ -431,6 +431,7 @@ class Right:
         paths: Patterns of paths.
         mode: The most rights that their mode may give.
         group: The group that they may belong to, besides root's.
+        attributes: Names of extended attributes that they may have, such as lists of access.
         source: The source of the fact.
     """
 
@@ -439,6 +440,7 @@ class Right:
     mode: field_types.Mode
     source: str
     group: field_types.Group = "root"
+    attributes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

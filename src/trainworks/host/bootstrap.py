@@ -23,7 +23,7 @@ from trainworks.facts.rows import MACHINES
 from trainworks.host.apt import apt_configuration, make_source_lines
 from trainworks.host.archives import RECORD, format_state, parse_release_file
 from trainworks.host.settings import HostSettings
-from trainworks.plan.own_base import OwnBase
+from trainworks.plan.own_base import INCLUDED_PACKAGES, OwnBase
 
 TOOL = "mmdebstrap"
 
@@ -141,7 +141,7 @@ def bootstrap(
         configuration.write_text(apt_configuration(settings.apt, ca_path=ca_path), encoding="utf-8")
         argv = [tool, "--variant=minbase", f"--aptopt={configuration}", f"--customize-hook={hook}"]
         argv += [f"--dpkgopt={option}" for option in SLIM]
-        argv += ["--include=usr-is-merged", f"--architectures={row.architecture}"]
+        argv += [f"--include={','.join(INCLUDED_PACKAGES)}", f"--architectures={row.architecture}"]
         if MERGED_USR_HOOKS.is_dir():
             argv.append(f"--hook-dir={MERGED_USR_HOOKS}")
         argv += [row.suite, str(root), *sources]

@@ -232,11 +232,13 @@ class PathRights:
         paths: Patterns of paths.
         mode: The highest mode, octal: ``0640``.
         group: The group that the paths may belong to.
+        attributes: Names of the extended attributes that they may have.
     """
 
     paths: tuple[str, ...]
     mode: str
     group: str
+    attributes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from trainworks.facts.schema import shape_of, short
 from trainworks.plan import checks
 from trainworks.plan.checks import Check
 from trainworks.plan.model import COMMAND, ENTRY_POINT, WORKING_FOLDER, Step
+from trainworks.plan.own_base import INCLUDED_PACKAGES
 from trainworks.plan.target import TargetContext
 from trainworks.suggestions import nearest
 
@@ -478,7 +479,10 @@ def file_checks(recipes: Sequence[Recipe], facts: Facts) -> list[Check]:
     for program in facts.privileged_files:
         privileged += [(program.package, path) for path in program.paths]
     rights = [
-        checks.PathRights(paths=row.paths, mode=row.mode, group=row.group) for row in facts.rights
+        checks.PathRights(
+            paths=row.paths, mode=row.mode, group=row.group, attributes=row.attributes
+        )
+        for row in facts.rights
     ]
     return [
         checks.OwnedFilesCheck(component=IMAGE, owned=tuple(owned)),
@@ -531,7 +535,7 @@ def make_lists_check(
     return checks.MakersListsCheck(
         component=IMAGE,
         distributions=tuple(sorted(names)),
-        debian=(*system.debian, *brought),
+        debian=(*system.debian, *INCLUDED_PACKAGES, *brought),
         trims=tuple(trims),
         strips=tuple(strips),
     )

@@ -7,6 +7,12 @@ from dataclasses import dataclass
 from trainworks.facts.rows import Base, LockedArchive
 from trainworks.plan.model import ImagePlan, Origin
 
+INCLUDED_PACKAGES = ("usr-is-merged",)
+"""Packages that a base made from the archive has besides the minimal ones.
+
+Debian 12 has this one in place of the conversion package and its Perl; Debian 13 needs neither.
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class OwnBase:

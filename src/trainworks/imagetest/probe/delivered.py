@@ -112,6 +112,9 @@ def _check_sums(request: dict[str, Any], owners: Owners, findings: _Findings) ->
     """Compare files with the sums of packages, distributions and recipes."""
     sums = list(owners.sums)
     for name, path, digest in request["digests"]:
+        # What programs generate is not the same in every release of a distribution.
+        if not name and not os.path.lexists(owners.root + path):
+            continue
         owner = "recipe " + name if name else ""
         sums.append((owner, path, "sha256", digest, -1))
 

@@ -92,7 +92,8 @@ def package_problems(root: str) -> Iterator[tuple[str, str]]:
 def authentication_problems(root: str) -> Iterator[tuple[str, str]]:
     """Yield files of PAM with other modules than pam-auth-update(8) writes, or in another order.
 
-    Its state has the modules. Behind the modules that decide, it writes ``_FALLBACK``.
+    Its state has the modules of packages. It writes them into the distribution's template: the
+    modules that decide in place of ``$..._primary``, the others in place of ``$..._additional``.
     """
     for state in sorted(glob.glob(glob.escape(root) + "/var/lib/pam/*")):
         name = os.path.basename(state)
@@ -100,21 +101,24 @@ def authentication_problems(root: str) -> Iterator[tuple[str, str]]:
         wanted = [_module(line) for line in lines_of(state) if ".so" in line]
         if not wanted:
             continue
-        modules = []
-        for line in lines_of(root + path):
-            words = line.split("#")[0].split(None, 1)
-            if len(words) == 2:
-                modules.append(_module(words[1]))
+        fallback = _modules_of(f"{root}/usr/share/pam/common-{name}")
         # The state does not say how many of them decide: one does in any case.
         valid_orders = [
-            [*wanted[:place], *_FALLBACK, *wanted[place:]] for place in range(1, len(wanted) + 1)
+            [*wanted[:place], *fallback, *wanted[place:]] for place in range(1, len(wanted) + 1)
         ]
-        if modules not in valid_orders:
+        if _modules_of(root + path) not in valid_orders:
             yield path, f"does not ask the modules of {state[len(root) :]}, in this order"
 
 
-_FALLBACK = [("requisite", "pam_deny.so"), ("required", "pam_permit.so")]
-"""What pam-auth-update(8) writes between the modules that decide and all others."""
+def _modules_of(path: str) -> list[tuple[str, str]]:
+    """Return the modules of a file of PAM; of a template, those between the two places to fill."""
+    modules = []
+    for line in lines_of(path):
+        words = line.split("#")[0].split(None, 1)
+        # The places to fill are lines of one word.
+        if len(words) == 2:
+            modules.append(_module(words[1]))
+    return modules
 
 
 def _module(line: str) -> tuple[str, str]:
@@ -266,11 +270,13 @@ class _Rights(NamedTuple):
         paths: The paths of the row.
         mode: The most that their mode may have.
         group: Their group.
+        attributes: The extended attributes that they may have.
     """
 
     paths: re.Pattern[str]
     mode: int
     group: str
+    attributes: list[str]
 
 
 def rights_problems(
@@ -284,11 +290,14 @@ def rights_problems(
     Args:
         root: The root of the image.
         rights: Rows of the table of rights: ``paths``, the most that their
-            ``mode`` may be, and their ``group``.
+            ``mode`` may be, their ``group``, and the ``attributes`` that they may have.
         closed: Paths that packages keep from users; their owners may be users of services.
         files: All paths with their status.
     """
-    rows = [_Rights(pattern_of(row["paths"]), int(row["mode"], 8), row["group"]) for row in rights]
+    rows = [
+        _Rights(pattern_of(row["paths"]), int(row["mode"], 8), row["group"], row["attributes"])
+        for row in rights
+    ]
     # group(5): NAME:PASSWORD:NUMBER:MEMBERS
     numbers = {row[0]: row[2] for row in _rows(root + "/etc/group") if len(row) > 3}
     for path, status in files:
@@ -306,12 +315,13 @@ def rights_problems(
             yield path, f"belongs to user {status.st_uid}: that user may change what root runs"
         if is_link:
             continue
-        attributes = more_rights(root + path)
+        row = next((row for row in rows if row.paths.fullmatch(path)), None)
+        allowed = row.attributes if row is not None else []
+        attributes = [name for name in more_rights(root + path) if name not in allowed]
         if attributes:
             names = ", ".join(attributes)
             problem = f"has {names}: no package and no recipe gives a file more than its mode"
             yield path, problem
-        row = next((row for row in rows if row.paths.fullmatch(path)), None)
         if row is None:
             if is_writable:
                 yield (
