@@ -7,14 +7,21 @@ image=$1
 shift
 network=two-hosts-$$
 docker network create "$network" >/dev/null
-trap 'docker rm --force node-1 node-2 >/dev/null 2>&1; docker network rm "$network" >/dev/null' EXIT
+containers=""
+# Only those that were started here: another job may have containers of these names.
+# shellcheck disable=SC2086  # identifiers are words
+trap '[ -z "$containers" ] || docker rm --force $containers >/dev/null; docker network rm "$network" >/dev/null' EXIT
 for host in node-1 node-2; do
     # shellcheck disable=SC2086  # options are words
-    docker run --detach --name "$host" --hostname "$host" --network "$network" --user "$(id -u)" \
+    container=$(docker create --name "$host" --hostname "$host" --network "$network" --user "$(id -u)" \
         --shm-size 1g --volume "$PWD:/src" --workdir /src --env TRAINWORKS_HOSTS=node-1,node-2 \
-        --env TRAINWORKS_CHECKPOINT_DIRECTORY=/src/checkpoints ${DOCKER_OPTIONS:-} "$image" "$@" >/dev/null
+        --env TRAINWORKS_CHECKPOINT_DIRECTORY=/src/checkpoints ${DOCKER_OPTIONS:-} "$image" "$@")
+    containers="$containers $container"
 done
-statuses=$(docker wait node-1 node-2)
+# shellcheck disable=SC2086
+docker start $containers >/dev/null
+# shellcheck disable=SC2086
+statuses=$(docker wait $containers)
 docker logs node-1
 echo "exit status of node-1 and node-2: $(echo "$statuses" | tr '\n' ' ')"
 [ "$(echo "$statuses" | sort --unique)" = 0 ]
