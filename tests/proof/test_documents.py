@@ -23,13 +23,14 @@ from trainworks.attestation.cyclonedx import make_cyclonedx
 from trainworks.attestation.licenses import python_licenses, spdx_expression
 from trainworks.attestation.prove import _write
 from trainworks.attestation.subject_image import read_launcher_release
+from trainworks.build.image import find_installed_states
 from trainworks.engine.protocol import BuiltImage
 from trainworks.errors import OutputError, ProofError
-from trainworks.facts.rows import Facts
+from trainworks.facts.rows import Facts, LockedArchive
 from trainworks.imagetest.probe import packages
 from trainworks.plan.model import Request
 from trainworks.plan.resolve import make_plan
-from trainworks.render.dockerfile import Rendering
+from trainworks.render.dockerfile import ARCHIVES_LABEL, Rendering
 
 GOLDEN = ("sbom.cdx.json", "provenance.json")
 
@@ -218,3 +219,17 @@ def test_a_write_that_fails_names_the_folder(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert caught.value.message.startswith(f"{tmp_path}: ")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_provenance_has_the_days_that_packages_came_from() -> None:
+    """They are in the image's label, and may be later than the locked ones."""
+    locked = [
+        LockedArchive(suite=suite, date="2026-11-25T02:22:30Z", sha256="1" * 64, contents="2" * 64)
+        for suite in ("bookworm", "bookworm-security")
+    ]
+    label = "bookworm-security 2026-11-29T00:53:13Z 683ae4943d5c"
+    (installed,) = find_installed_states(locked, {ARCHIVES_LABEL: label})
+    assert installed.suite == "bookworm-security"
+    assert installed.date == "2026-11-29T00:53:13Z"
+    assert installed.contents == "683ae4943d5c"
+    assert find_installed_states(locked, {}) == ()

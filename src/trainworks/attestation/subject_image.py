@@ -25,6 +25,7 @@ from trainworks.attestation.provenance import (
     make_extension_provenance,
     make_provenance,
 )
+from trainworks.build.image import find_installed_states
 from trainworks.engine import choose, closed, image_in
 from trainworks.engine.protocol import BuiltImage, Engine
 from trainworks.errors import OutputError, ProofError, UnknownNameError
@@ -114,7 +115,10 @@ def find_target_image(request: ProveRequest, root: Path) -> ProvableImage:
     def predicate(bill: BillOfMaterials, run: RunDetails) -> dict[str, object]:
         locks = (plan.target.name, "artifacts", "base-images")
         checkout = read_checkout(root, [f"images/lock/{name}.toml" for name in locks])
-        return make_provenance(build, bill, checkout=checkout, run=run)
+        # The packages may be of another day than the locked one: the image itself says of which.
+        installed = find_installed_states(plan.archives, image.labels)
+        built = replace(build, plan=replace(plan, archives=installed))
+        return make_provenance(built, bill, checkout=checkout, run=run)
 
     return ProvableImage(
         name=plan.target.name,

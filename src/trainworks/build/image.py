@@ -329,6 +329,32 @@ def _make_archives_label(lines: Iterable[str]) -> str:
     return ", ".join(states)
 
 
+def find_installed_states(
+    archives: Iterable[LockedArchive], labels: Mapping[str, str]
+) -> tuple[LockedArchive, ...]:
+    """Return the states of the package archive that an image's packages came from.
+
+    An image is of the locked states, or of others, if these were not available when it was built.
+
+    Args:
+        archives: The locked states.
+        labels: The image's labels. One that is not known there is left out.
+
+    Returns:
+        The suites of ``archives``, with date and hash of the label; the hash is its beginning.
+    """
+    states: dict[str, tuple[str, str]] = {}
+    for state in filter(None, labels.get(ARCHIVES_LABEL, "").split(", ")):
+        suite, date, contents = state.split()
+        states[suite] = date, contents
+    installed = []
+    for archive in archives:
+        if archive.suite in states:
+            date, contents = states[archive.suite]
+            installed.append(replace(archive, date=date, contents=contents))
+    return tuple(installed)
+
+
 def run_build(
     spec: ImageSpec, engine: Engine, options: BuildOptions, progress: BuildProgress
 ) -> BuiltImage:
