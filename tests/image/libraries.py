@@ -15,8 +15,18 @@ class Tree:
     root: Path
     compiler: str
 
-    def library(self, path: str, *needed: str, rpath: str = "", inherited: bool = False) -> None:
-        """Make a library; ``rpath`` is written as RUNPATH, or as RPATH (``inherited``)."""
+    def library(
+        self,
+        path: str,
+        *needed: str,
+        rpath: str = "",
+        inherited: bool = False,
+        auxiliary: str = "",
+    ) -> None:
+        """Make a library; ``rpath`` is written as RUNPATH, or as RPATH (``inherited``).
+
+        The loader looks for an ``auxiliary`` library, and does without it.
+        """
         target = self.root / path.lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)
         stubs = self.root / ".stubs"
@@ -28,6 +38,8 @@ class Tree:
             options.append(str(stubs / name))
         if rpath:
             options += [f"-Wl,{'--disable' if inherited else '--enable'}-new-dtags,-rpath,{rpath}"]
+        if auxiliary:
+            options.append(f"-Wl,--auxiliary,{auxiliary}")
         self._compile(target, f"-Wl,-soname,{target.name}", "-Wl,--no-as-needed", *options)
 
     def _compile(self, target: Path, *options: str) -> None:

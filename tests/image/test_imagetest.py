@@ -209,6 +209,14 @@ def test_the_file_that_names_a_library_is_told_not_the_one_that_loads_it(tree: T
     assert missing(tree, "/opt/a") == {("/opt/b/libb.so", "libz9.so")}
 
 
+@pytest.mark.parametrize("folder", ["/opt", "/opt/site-packages"])
+def test_a_library_that_is_only_auxiliary_may_be_absent(tree: Tree, folder: str) -> None:
+    """NVIDIA's nvtx has one, by a mistake in its linker's options: `-fvisibility=hidden`."""
+    tree.library(f"{folder}/liba.so", auxiliary="visibility=hidden")
+    check = SharedLibrariesCheck(component="c", roots=(f"{tree.root}/opt",))
+    assert ask(tree.root, check)[0] == []
+
+
 def test_a_library_that_is_found_and_cannot_be_loaded_is_told(tree: Tree) -> None:
     tree.library("/opt/a/liba.so", "libb.so", rpath="$ORIGIN")
     tree.library("/opt/site-packages/c.so", "libb.so", rpath=f"{tree.root}/opt/a")

@@ -265,8 +265,23 @@ def trace(program: str, *, preload: str = "") -> Process:
             missing.append(name)
         else:
             found[name] = path or name
+    # The loader lists auxiliary libraries (DT_AUXILIARY), too, and does without them.
+    files = (program, preload, *found.values())
+    missing = [name for name in missing if _is_needed(name, files)]
     has_failed = child.returncode != 0 or (preload != "" and preload not in found)
     return Process(found=found, missing=missing, error=child.stderr.strip() if has_failed else "")
+
+
+def _is_needed(name: str, files: Iterable[str]) -> bool:
+    """Return whether one of the files needs a library (DT_NEEDED)."""
+    for file in files:
+        try:
+            elf = read_elf(file)
+        except (DamagedElfError, OSError):
+            continue
+        if elf is not None and name in elf.needed:
+            return True
+    return False
 
 
 def processes_of(entries: dict[str, Elf], python: str) -> dict[str, Process]:
@@ -438,11 +453,7 @@ class _LoadedFiles:
 def _needing(name: str, path: str, process: Process) -> str:
     """Return the file of a process that names a library, the process's own first."""
     for file in (path, *process.found.values()):
-        try:
-            elf = read_elf(file)
-        except (DamagedElfError, OSError):
-            continue
-        if elf is not None and name in elf.needed:
+        if _is_needed(name, (file,)):
             return file
     return path
 
