@@ -61,7 +61,9 @@ def test_words_and_recipes_ask_for_nothing_and_a_record_for_its_pages(copied: Pa
     append(copied / "docs" / "debug.md", "\nOne more sentence.\n")
     built = copied / "images" / "built.toml"
     content, changes = re.subn(
-        r'"sha256:\w+"', f'"sha256:{"0" * 64}"', built.read_text(encoding="utf-8")
+        r'inputs = "sha256:\w+"',
+        f'inputs = "sha256:{"1" * 64}"',
+        built.read_text(encoding="utf-8"),
     )
     built.write_text(content, encoding="utf-8")
     assert changes > 0
