@@ -259,7 +259,7 @@ PLAN = ("--framework", "pytorch", "--cuda", "cpu")
 
 
 def run_trainworks(environment: Path, folder: Path, *words: str) -> str:
-    """Run the installed builder in a folder that is no checkout, and return what it printed."""
+    """Run the installed builder outside of a checkout, and return what it printed."""
     command = (str(environment / "bin" / "trainworks"), *words)
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(

@@ -291,6 +291,6 @@ def program_words(entry: EntryPoint, code: Code, python: str, shell: str) -> tup
         return (python, "-m", entry.module)
     if entry.kind == "shell" and entry.name not in code.executable:
         return (shell, entry.name)
-    if entry.name.startswith("/"):
+    if entry.name.startswith(("/", "./")):
         return (entry.name,)
-    return (f"./{entry.name.removeprefix('./')}",)
+    return (f"./{entry.name}",)
