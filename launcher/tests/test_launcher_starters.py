@@ -172,7 +172,7 @@ EIGHT = NO_GPU._replace(gpus=8)
 
 
 def warnings_of(node_plan: NodePlan) -> list[str]:
-    words = ("stay idle", "runs the whole program", "sees no GPU")
+    words = ("stay idle", "runs the whole program", "where the other hosts are", "sees no GPU")
     return [word for word in words for line in node_plan.warnings if word in line]
 
 
@@ -193,6 +193,97 @@ def test_hosts_that_each_run_the_whole_program_are_said_by_the_first() -> None:
     config = {"hosts": ["a", "b"], "current_host": "b"}
     assert warnings_of(planned(("train.py",), "none", hosts=read_hosts(config))) == []
     assert warnings_of(planned(("train.py",), hosts=read_hosts(config))) == []
+
+
+def planned_on(host: str, words: tuple[str, ...], variables: dict[str, str]) -> NodePlan:
+    """Plan a program in mode none on one of the two hosts a and b."""
+    config: dict[str, Json] = {"hosts": ["a", "b"], "current_host": host}
+    everything = {"PATH": "/usr/bin", **variables}
+    return planned(words, "none", everything, hosts=read_hosts(config))
+
+
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        (
+            ("torchrun", "--nproc_per_node", "2", "train.py", "--lr", "1"),
+            "train --mode torch_distributed --processes-per-host 2 -- train.py --lr 1",
+        ),
+        # It would wait on each host for a second one.
+        (("torchrun", "--nnodes", "2", "train.py"), "train --mode torch_distributed -- train.py"),
+        (
+            ("torchrun", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "train.py"),
+            "train --mode torch_distributed -- train.py",
+        ),
+        # The option is the script's own.
+        (
+            ("torchrun", "train.py", "--master-addr", "a"),
+            "train --mode torch_distributed -- train.py --master-addr a",
+        ),
+        (
+            ("-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "package.train"),
+            "train --mode torch_distributed --processes-per-host 2 -- -m package.train",
+        ),
+        (("accelerate", "launch", "train.py"), "train --mode torch_distributed -- train.py"),
+        (
+            ("deepspeed", "--num_gpus=8", "train.py"),
+            "train --mode torch_distributed --processes-per-host 8 -- train.py",
+        ),
+        (("mpirun", "-np", "2", "python", "train.py"), "train --mode mpi -- train.py"),
+        (
+            ("bash", "-c", "torchrun --standalone train.py"),
+            "train --mode torch_distributed -- train.py",
+        ),
+    ],
+)
+def test_a_starter_that_knows_no_other_host_is_said_by_the_first(
+    words: tuple[str, ...], instead: str
+) -> None:
+    first = planned_on("a", words, {})
+    assert warnings_of(first) == ["where the other hosts are"]
+    assert any(line.endswith(f"one job of all hosts is {instead}") for line in first.warnings)
+    assert warnings_of(planned_on("b", words, {})) == []
+    assert warnings_of(planned(words, "none")) == [], "it is the one host of its job"
+
+
+@pytest.mark.parametrize(
+    ("words", "variables"),
+    [
+        (("torchrun", "--nnodes=2", "--rdzv-endpoint=a:29400", "train.py"), {}),
+        (("torchrun", "--nnodes", "2", "--master_addr", "a", "train.py"), {}),
+        (("torchrun", "train.py"), {"PET_NNODES": "2", "PET_MASTER_ADDR": "a"}),
+        (("accelerate", "launch", "--main_process_ip", "a", "train.py"), {}),
+        (("accelerate", "launch", "--config_file", "two.yaml", "train.py"), {}),
+        (("deepspeed", "--hostfile", "hosts", "train.py"), {}),
+        (("mpirun", "-H", "a,b", "python", "train.py"), {}),
+        (("mpirun", "--hostfile", "hosts", "python", "train.py"), {}),
+    ],
+)
+def test_a_starter_with_the_other_hosts_is_no_warning(
+    words: tuple[str, ...], variables: dict[str, str]
+) -> None:
+    assert warnings_of(planned_on("a", words, variables)) == []
+
+
+def test_a_starter_of_a_job_without_a_command_line_is_said_by_its_entry_point() -> None:
+    from trainworks_launcher.environment.sdk_drivers import Drivers
+
+    drivers = Drivers(command="torchrun train.py --lr 1")
+    job_environment = environment(
+        hosts=("algo-1", "algo-2"), instance_type="local", drivers=drivers
+    )
+    (warning,) = [line for line in plan(job_environment).warnings if "other hosts are" in line]
+    assert warning.endswith(
+        "mode torch_distributed with the script itself as the entry point (train.py --lr 1)"
+    )
+
+
+def test_each_host_alone_is_no_advice_for_several_hosts() -> None:
+    config: dict[str, Json] = {"hosts": ["a", "b"], "current_host": "a"}
+    with pytest.raises(RefusalError) as refused:
+        planned(("torchrun", "train.py"), hosts=read_hosts(config))
+    assert "write: train --mode torch_distributed -- train.py" in str(refused.value)
+    assert "--mode none" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

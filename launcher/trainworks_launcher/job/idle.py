@@ -11,7 +11,15 @@ from trainworks_launcher.environment.environment import Environment
 from trainworks_launcher.environment.manifest import Instance
 from trainworks_launcher.job.placement import Placement, is_type_of_this_host
 from trainworks_launcher.job.program import Program
-from trainworks_launcher.job.starters import starter_of, words_of
+from trainworks_launcher.job.starters import (
+    Starter,
+    command_line_of,
+    knows_other_hosts,
+    mode_of,
+    script_line_of,
+    starter_of,
+    words_of,
+)
 
 CUDA = frozenset(("cuda", "cudnn", "nccl"))
 """Components of an image for GPUs, which lists at least one of these in its manifest."""
@@ -20,15 +28,15 @@ CUDA = frozenset(("cuda", "cudnn", "nccl"))
 def warnings(environment: Environment, program: Program, placement: Placement) -> tuple[str, ...]:
     """Return one line per warning; ``()`` for none. Nothing is logged.
 
-    The warnings: idle GPUs, hosts that train alone, CUDA without a GPU.
+    The warnings: idle GPUs, hosts that train alone, CUDA without a GPU. What concerns all hosts is
+    among those of the leader only.
     """
     lines = []
+    starter = None
+    if placement.mode == "none":
+        starter = starter_of(words_of(program))
     # A program that is not Python's, and a starter such as torchrun, may start more processes.
-    is_single_process = (
-        placement.mode == "none"
-        and program.entry.in_python
-        and starter_of(words_of(program)) is None
-    )
+    is_single_process = placement.mode == "none" and program.entry.in_python and starter is None
     gpus, hosts = environment.devices.gpus, len(placement.distribution_hosts)
     if is_single_process and gpus > 1 and not environment.platform.ranks_elsewhere:
         lines.append(
@@ -45,10 +53,36 @@ def warnings(environment: Environment, program: Program, placement: Placement) -
             " each trains alone, and where they write to one place the last one replaces the"
             " others; one job of all hosts is train --mode torch_distributed"
         )
+    if starter is not None and hosts > 1 and is_leader:
+        lines += _warn_of_lone_starters(environment, starter, hosts)
     no_gpu = _warn_without_gpu(environment, placement)
     if no_gpu:
         lines.append(no_gpu)
     return tuple(lines)
+
+
+def _warn_of_lone_starters(environment: Environment, starter: Starter, hosts: int) -> list[str]:
+    """Return a warning if the starter on each host, such as torchrun, has no other host; else [].
+
+    Args:
+        environment: The environment of the host.
+        starter: The program of the job.
+        hosts: Number of hosts that run it.
+    """
+    if knows_other_hosts(starter, environment.variables):
+        return []
+    mode = mode_of(starter)
+    instead = command_line_of(starter, mode)
+    if not environment.invocation.program:
+        # A platform's file or the SDK names the program, and the mode, too.
+        script = script_line_of(starter)
+        instead = f"mode {mode} with the script itself as the entry point ({script})"
+    warning = (
+        f"each of the {hosts} hosts runs {starter.name}, and no option says where the other hosts"
+        " are: unless its settings do, each trains alone, or waits for the others until a time"
+        f" limit; one job of all hosts is {instead}"
+    )
+    return [warning]
 
 
 def _warn_without_gpu(environment: Environment, placement: Placement) -> str:

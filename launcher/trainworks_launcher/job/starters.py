@@ -1,7 +1,10 @@
-"""Refuse a program that starts ranks, such as torchrun, in a mode that starts ranks, too. Pure.
+"""Find a program that starts ranks, such as torchrun, in the command line of a job. Pure.
 
-Every rank of the mode would start ranks of a separate job, and each of these jobs could end with
-success. The starter is found in the words of the command line, also behind ``env``, ``nohup`` or
+In a mode that starts ranks, too, the job is refused: every rank of the mode would start ranks of a
+separate job, and each of these jobs could end with success. In mode ``none`` on several hosts the
+job is warned of if the starter is not told where the other hosts are (job/idle.py).
+
+The starter is found in the words of the command line, also behind ``env``, ``nohup`` or
 ``bash -c``. Shell scripts are not read: in a rank, programs/python/sitecustomize.py compares RANK
 and WORLD_SIZE with the plan.
 """
@@ -10,7 +13,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import NamedTuple, Sequence
+from typing import Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.contract.errors import Problem
 from trainworks_launcher.contract.modes import MODES
@@ -99,8 +102,38 @@ _ARGUMENTS_OF_WRAPPER = {"chrt": 1, "taskset": 1, "timeout": 1}
 _MAX_WRAPPERS = 8
 """Number of words and wrappers before a program that are looked through, as in ``env A=1 nice``."""
 
-_PER_HOST = frozenset(("--nproc-per-node", "--nproc_per_node", "--num_gpus", "--npernode", "--ppn"))
-"""Options of starters for the processes of each host."""
+_PER_HOST = frozenset(("nproc-per-node", "num-gpus", "npernode", "ppn"))
+"""Options of starters for the processes of each host, in the form of ``_option_and_value``."""
+
+_OTHER_HOSTS = frozenset(
+    (
+        # torchrun, composer
+        "rdzv-endpoint",
+        "master-addr",
+        # accelerate launch; its file may name the hosts, too
+        "main-process-ip",
+        "config-file",
+        "deepspeed-hostfile",
+        # fabric run
+        "main-address",
+        # deepspeed, mpirun, horovodrun, colossalai run
+        "H",
+        "host",
+        "hosts",
+        "hostfile",
+        "machinefile",
+        "default-hostfile",
+        "host-discovery-script",
+        "f",
+    )
+)
+"""Options that say where the other hosts are, in the form of ``_option_and_value``."""
+
+_VARIABLES_OF_TORCHRUN = ("PET_RDZV_ENDPOINT", "PET_MASTER_ADDR")
+"""torchrun reads its options from variables, too: ``PET_`` and the name of the option."""
+
+_THIS_HOST = re.compile(r"\[?(localhost|127(\.\d+){3}|::1|0\.0\.0\.0)\]?(:\d*)?", re.IGNORECASE)
+"""Address by which a host reaches itself alone, with or without a port."""
 
 
 class Starter(NamedTuple):
@@ -168,23 +201,69 @@ def check(environment: Environment, program: Program, placement: Placement) -> l
         f"{first_starter} starts the ranks,"
         f" and the program {starter.name} would start ranks in each of them"
     )
-    script = shlex.join(_script_of(starter))
+    script = script_line_of(starter)
     if is_of_tasks:
         advice = f"write: train -- {script}; or start one task on each host"
     elif environment.invocation.program:
-        options = f"--mode {placement.mode}"
-        count = _processes_per_host_of(starter)
-        if count:
-            options += f" --processes-per-host {count}"
-        advice = (
-            f"write one of the two: train {options} -- {script}"
-            f" | train --mode none -- {shlex.join(starter.words)}"
-        )
+        advice = f"write: {command_line_of(starter, placement.mode)}"
+        is_one_host = len(placement.hosts) == 1
+        if is_one_host or knows_other_hosts(starter, environment.variables):
+            advice += f", or: train --mode none -- {shlex.join(starter.words)}"
     else:
         advice = (
             f"make the script itself the entry point ({script}), or switch the distribution off"
         )
     return [Problem(problem, "the program", advice)]
+
+
+def mode_of(starter: Starter) -> str:
+    """Return the mode that starts ranks as the starter does: ``mpi`` or ``torch_distributed``."""
+    if starter.name in (*_MPI_STARTERS, *_SCHEDULER_STARTERS, "horovodrun"):
+        return "mpi"
+    return "torch_distributed"
+
+
+def command_line_of(starter: Starter, mode: str) -> str:
+    """Return the command line of ``train`` that replaces a starter, for a message.
+
+    For example ``train --mode torch_distributed --processes-per-host 2 -- train.py --lr 0.1``.
+    """
+    options = f"--mode {mode}"
+    count = _processes_per_host_of(starter)
+    if count:
+        options += f" --processes-per-host {count}"
+    return f"train {options} -- {script_line_of(starter)}"
+
+
+def script_line_of(starter: Starter) -> str:
+    """Return the script behind a starter's options, with its arguments: ``train.py --lr 0.1``.
+
+    ``YOUR_SCRIPT.py`` if no word is a script.
+    """
+    _, script = _split_at_script(starter)
+    return shlex.join(script or ("YOUR_SCRIPT.py",))
+
+
+def knows_other_hosts(starter: Starter, variables: Mapping[str, str]) -> bool:
+    """Return whether a starter is told where the other hosts of the job are.
+
+    A starter of a scheduler, such as srun, asks the scheduler.
+
+    Args:
+        starter: The starter.
+        variables: The environment of the host; torchrun reads its options there, too.
+    """
+    if starter.name.partition(" ")[0] in _SCHEDULER_STARTERS:
+        return True
+    addresses: list[str] = []
+    if "torch" in starter.name:
+        addresses += [variables.get(name, "") for name in _VARIABLES_OF_TORCHRUN]
+    options, _ = _split_at_script(starter)
+    for index in range(len(options)):
+        option, value = _option_and_value(options, index)
+        if option in _OTHER_HOSTS:
+            addresses.append(value)
+    return any(address and not _THIS_HOST.fullmatch(address) for address in addresses)
 
 
 def words_of(program: Program) -> tuple[str, ...]:
@@ -305,29 +384,43 @@ def _starter_of_program(name: str, words: tuple[str, ...]) -> Starter | None:
     return None
 
 
-def _script_of(starter: Starter) -> tuple[str, ...]:
-    """Return the script behind a starter's options, with its arguments: ``("train.py", "--lr")``.
+def _split_at_script(starter: Starter) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Split a starter's arguments into its own options, and the script with its arguments.
 
-    ``("YOUR_SCRIPT.py",)`` if no word is a script.
+    The second part is ``()`` if no word is a script.
     """
     arguments = starter.arguments
     for index, word in enumerate(arguments):
         if word.endswith(".py"):
-            return arguments[index:]
+            return arguments[:index], arguments[index:]
         if word in ("-m", "--module") and index + 1 < len(arguments):
-            return ("-m", *arguments[index + 1 :])
-    return ("YOUR_SCRIPT.py",)
+            return arguments[:index], ("-m", *arguments[index + 1 :])
+    return arguments, ()
 
 
 def _processes_per_host_of(starter: Starter) -> str:
     """Return the processes per host in a starter's options, such as ``8``; ``""`` for no number."""
-    for index, word in enumerate(starter.arguments):
-        option, equals, value = word.partition("=")
+    options, _ = _split_at_script(starter)
+    for index in range(len(options)):
+        option, value = _option_and_value(options, index)
         if option not in _PER_HOST:
             continue
-        if not equals:
-            value = "".join(starter.arguments[index + 1 : index + 2])
         if value.isdecimal():
             return value
         return ""
     return ""
+
+
+def _option_and_value(words: Sequence[str], index: int) -> tuple[str, str]:
+    """Return the option at a place of a command line, in one spelling, and its value.
+
+    ``--nproc_per_node=2``, ``-nproc-per-node 2`` are both ``("nproc-per-node", "2")``. Two empty
+    texts for a word that is not an option; the value is ``""`` at the end of the line.
+    """
+    word = words[index]
+    if not word.startswith("-"):
+        return "", ""
+    option, equals, value = word.lstrip("-").partition("=")
+    if not equals:
+        value = "".join(words[index + 1 : index + 2])
+    return option.replace("_", "-"), value
