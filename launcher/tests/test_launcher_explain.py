@@ -260,10 +260,32 @@ def test_the_whole_table_in_the_jobs_log_where_asked_for(tmp_path: Path) -> None
             ("--mode", "tasks"),
             "--mode cannot choose 'tasks': the platform selects it where it starts every rank",
         ),
+        (("--mode", "torch"), "did you mean 'torch_distributed'?"),
+        (("--mode", "deepspeed"), "did you mean 'torch_distributed'?"),
+        (("--mode", "smddp"), "did you mean 'smdistributed.dataparallel'?"),
+        (("--mode", "foo"), "'smdistributed.dataparallel', 'torch_distributed' (see"),
         (
             ("--mode=smdistributed.modelparallel",),
-            "the hyperparameters sagemaker_mpi_enabled and mp_parameters together select it",
+            """N, and set SM_HP_MP_PARAMETERS='{"pipeline_parallel_degree": 2}' in the job's""",
         ),
+        (("--mode", "smp"), "cannot choose 'smdistributed.modelparallel': mode mpi with"),
+        (
+            ("train", "torchrun", "--nproc_per_node", "2", "x.py", "--lr", "1"),
+            "write: train --mode torch_distributed --processes-per-host 2 -- x.py --lr 1",
+        ),
+        (
+            ("explain", "python", "-m", "torch.distributed.run", "x.py"),
+            "write: train explain --mode torch_distributed -- x.py",
+        ),
+        (
+            ("--mode", "none", "mpirun", "-np", "2", "python", "x.py"),
+            "mode mpi does what mpirun does, write: train --mode mpi -- x.py",
+        ),
+        (
+            ("--nnodes", "2", "x.py"),
+            "train has no option '--nnodes'; leave it out: the hosts come from the platform, or",
+        ),
+        (("--rdzv_endpoint=a:29400",), "the hosts come from the platform"),
         (("train", "explian"), "did you mean 'explain'?"),
         (("explain", "--hosst", "a"), "explain has no option '--hosst'; did you mean '--host'?"),
         (("explain", "--format", "jsn"), "--format 'jsn' is not known; did you mean 'json'?"),

@@ -6,6 +6,7 @@ Whole plans are in test_launcher_plan.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from itertools import permutations
 from types import MappingProxyType
@@ -16,6 +17,7 @@ from launcher_support import PROGRAMS, REPOSITORY, environment, manifest, manife
 from trainworks_launcher.contract.errors import RefusalError
 from trainworks_launcher.contract.json_values import Json
 from trainworks_launcher.contract.modes import MODES, SWITCHES
+from trainworks_launcher.environment.command_line import Invocation
 from trainworks_launcher.environment.entry_point import Code
 from trainworks_launcher.environment.environment import Devices, Environment
 from trainworks_launcher.environment.manifest import parse_manifest
@@ -92,6 +94,18 @@ def test_parameters_of_smp_may_come_as_a_variable() -> None:
         variables=MappingProxyType({"SM_HP_MP_PARAMETERS": '{"partitions": 2, "ddp": true}'}),
     )
     assert make_job(job_environment).placement.mode == "smdistributed.modelparallel"
+
+
+def test_what_the_refusal_of_smps_mode_says_is_smps_mode() -> None:
+    """``--mode mpi --processes-per-host N`` and the variable that the refusal names."""
+    name, value = re.findall(r"(\w+)='({.*})'", MODES["smdistributed.modelparallel"].selected_by)[0]
+    invocation = Invocation(mode="mpi", processes_per_host=2)
+    job_environment = environment(
+        dict(invocation.hyperparameters), variables={"PATH": "/usr/bin", name: value}
+    )
+    assert plan(job_environment._replace(invocation=invocation)).mode == (
+        "smdistributed.modelparallel"
+    )
 
 
 @pytest.mark.parametrize(

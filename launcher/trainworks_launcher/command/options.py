@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Mapping, NamedTuple, Sequence
 
-from trainworks_launcher.contract import suggestions
+from trainworks_launcher.contract import names, suggestions
 from trainworks_launcher.contract.errors import nearest
 from trainworks_launcher.contract.modes import MODES
 from trainworks_launcher.environment.command_line import Invocation
@@ -104,19 +104,61 @@ _COUNT_LIMIT = 10**6
 """Numbers of processes or restarts are below this."""
 
 
-def _describe_unknown_word(before: Sequence[str], rest: Sequence[str]) -> str:
+def _describe_unknown_word(command: Command, before: Sequence[str], rest: Sequence[str]) -> str:
     """Return the error for a word that is not a command, with advice: it may be a program.
 
     Args:
+        command: The command.
         before: The words before it, which were understood.
         rest: The word, and those after it.
     """
+    from trainworks_launcher.job import starters  # takes time, and only a refusal needs it
+
+    words = ["train"]
+    if command is not TRAIN:
+        words.append(command.name)
+    starter = starters.starter_of(rest)
+    if starter is not None:
+        mode = starters.mode_of(starter)
+        line = starters.command_line_of(starter, mode, " ".join(words))
+        return (
+            f"{rest[0]!r} is not understood;"
+            f" mode {mode} does what {starter.name} does, write: {line}"
+        )
     suggestion = suggestions.nearest(rest[0], [row.name for row in COMMANDS])
     question = "to start"
     if suggestion:
         question = f"did you mean {suggestion!r}? If it is"
-    command_line = " ".join(("train", *before, PROGRAM, *rest))
-    return f"{rest[0]!r} is not understood; {question} a program, write: {command_line}"
+    line = " ".join((*words, *before, PROGRAM, *rest))
+    return f"{rest[0]!r} is not understood; {question} a program, write: {line}"
+
+
+def _describe_unknown_option(command: Command, name: str) -> str:
+    """Return the error for an option that the command does not have, with advice."""
+    from trainworks_launcher.job import starters  # takes time, and only a refusal needs it
+
+    error = f"{command.name} has no option {name!r}"
+    if starters.is_option_of_hosts(name):
+        return (
+            f"{error}; leave it out: the hosts come from the platform,"
+            f" or from the variables {names.HOSTS_VARIABLE} and {names.HOST_VARIABLE}"
+        )
+    candidates = [option.name for option in command.options]
+    if command is TRAIN:
+        candidates += [row.name for row in COMMANDS]
+        candidates += ["--help", "--version"]
+    return f"{error}; {nearest(name, candidates)}"
+
+
+def _check_choice(option: Option, value: str) -> None:
+    """Refuse a value that is not one of the option's choices: raises UsageError."""
+    if not option.choices or value in option.choices:
+        return
+    refusals = dict(option.refusals)
+    near = suggestions.nearest(value, (*option.choices, *refusals))
+    if near in refusals:
+        raise UsageError(f"{option.name} cannot choose {near!r}: {refusals[near]}")
+    raise UsageError(f"{option.name} {value!r} is not known; {nearest(value, option.choices)}")
 
 
 def parse(command: Command, words: Sequence[str]) -> Parsed:
@@ -140,16 +182,10 @@ def parse(command: Command, words: Sequence[str]) -> Parsed:
         name, equals, value = waiting.pop(0).partition("=")
         option = known.get(name)
         if option is None and not name.startswith("-"):
-            before = list(words[: len(words) - len(waiting) - 1])
-            if command is not TRAIN:
-                before.insert(0, command.name)
-            raise UsageError(_describe_unknown_word(before, [name + equals + value, *waiting]))
+            place = len(words) - len(waiting) - 1
+            raise UsageError(_describe_unknown_word(command, words[:place], words[place:]))
         if option is None:
-            candidates = list(known)
-            if command is TRAIN:
-                candidates += [row.name for row in COMMANDS]
-                candidates += ["--help", "--version"]
-            raise UsageError(f"{command.name} has no option {name!r}; {nearest(name, candidates)}")
+            raise UsageError(_describe_unknown_option(command, name))
         if not option.value:
             if equals:
                 raise UsageError(f"{name} takes no value")
@@ -157,11 +193,7 @@ def parse(command: Command, words: Sequence[str]) -> Parsed:
             if not waiting:
                 raise UsageError(f"{name} needs a value: {name} {option.value}")
             value = waiting.pop(0)
-        refusals = dict(option.refusals)
-        if value in refusals:
-            raise UsageError(f"{name} cannot choose {value!r}: {refusals[value]}")
-        if option.choices and value not in option.choices:
-            raise UsageError(f"{name} {value!r} is not known; {nearest(value, option.choices)}")
+        _check_choice(option, value)
         if name in parsed and not option.repeated:
             raise UsageError(f"{name} is given twice")
         parsed[name] = (*parsed.get(name, ()), value)

@@ -89,4 +89,5 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return suggestion
 
 
-_MAX_CANDIDATES = 8
+_MAX_CANDIDATES = 10
+"""As many names are listed: all modes are."""

@@ -89,8 +89,9 @@ _ROWS = (
         programs=_MPIRUN,
         library="smp",
         selected_by=(
-            f"the hyperparameters {names.MPI_ENABLED} and {names.MODEL_PARALLEL_PARAMETERS}"
-            " together select it"
+            "mode mpi with smp's parameters is this mode: write --mode mpi --processes-per-host N,"
+            f" and set {names.MODEL_PARALLEL_VARIABLE}='{{\"pipeline_parallel_degree\": 2}}' in the"
+            " job's environment"
         ),
     ),
     Mode(

@@ -15,8 +15,17 @@ WORDS = {
     "nproc-per-node": "processes-per-host",
     "ntasks-per-node": "processes-per-host",
     "torchrun": "torch-distributed",
+    "torch": "torch-distributed",
+    "pytorch": "torch-distributed",
     "ddp": "torch-distributed",
+    "fsdp": "torch-distributed",
+    "accelerate": "torch-distributed",
+    "deepspeed": "torch-distributed",
     "mpirun": "mpi",
+    "mpiexec": "mpi",
+    "horovod": "mpi",
+    "smddp": "smdistributed.dataparallel",
+    "smp": "smdistributed.modelparallel",
     "dry-run": "plan",
 }
 """Word of another tool -> the launcher's name for it; both in the form of ``_plain``."""
@@ -37,9 +46,10 @@ def nearest(word: str, known: Iterable[str]) -> str:
     import difflib  # takes time, and only a refusal suggests names
 
     name_of = {_plain(name): name for name in known}
-    plain = WORDS.get(_plain(word), _plain(word))
-    if plain in name_of:
-        return name_of[plain]
+    plain = _plain(word)
+    for name in (plain, WORDS.get(plain, "")):
+        if name in name_of:
+            return name_of[name]
     near = difflib.get_close_matches(plain, name_of, 1, _LEAST_LIKENESS)
     # A longer word may also be a part of a name.
     if len(plain) > _SHORT_WORD:

@@ -360,9 +360,9 @@ def _switched_on(environment: Environment, reader: Reader) -> Mapping[str, str]:
         return switches
     if not switches:
         advice = (
-            f"set {names.MPI_ENABLED} for smp's first version,"
-            f" {names.TORCH_DISTRIBUTED_ENABLED} for its second, or leave"
-            f" {names.MODEL_PARALLEL_PARAMETERS} out"
+            f"use --mode mpi or {names.MPI_ENABLED} for smp's first version,"
+            f" --mode torch_distributed or {names.TORCH_DISTRIBUTED_ENABLED} for its second,"
+            " or leave the parameters out"
         )
         reader.refuse("no setting says how to start the model parallel processes", where, advice)
     reader.problems.extend(model_parallel.check(parameters, where))
@@ -576,7 +576,10 @@ def _count_slots(
     else:
         per_host = requested or platform.processes_per_host or None
     if mode.needs_count and per_host is None:
-        advice = "set processes_per_host, normally the number of GPUs of one host"
+        advice = (
+            "set processes_per_host, or --processes-per-host on the command line,"
+            " normally the number of GPUs of one host"
+        )
         where = f"hyperparameter {names.PROCESSES_PER_HOST}"
         reader.refuse(f"{mode.name} needs the processes per host", where, advice)
 

@@ -129,6 +129,25 @@ _OTHER_HOSTS = frozenset(
 )
 """Options that say where the other hosts are, in the form of ``_option_and_value``."""
 
+_NUMBERS_OF_HOSTS = frozenset(
+    (
+        "nnodes",
+        "num-nodes",
+        "nodes",
+        "num-machines",
+        "node-rank",
+        "machine-rank",
+        "master-port",
+        "main-process-port",
+        "main-port",
+        "rdzv-backend",
+        "rdzv-conf",
+        "rdzv-id",
+        "standalone",
+    )
+)
+"""Other options about the hosts of a job, in the form of ``_option_and_value``."""
+
 _VARIABLES_OF_TORCHRUN = ("PET_RDZV_ENDPOINT", "PET_MASTER_ADDR")
 """torchrun reads its options from variables, too: ``PET_`` and the name of the option."""
 
@@ -218,21 +237,26 @@ def check(environment: Environment, program: Program, placement: Placement) -> l
 
 def mode_of(starter: Starter) -> str:
     """Return the mode that starts ranks as the starter does: ``mpi`` or ``torch_distributed``."""
-    if starter.name in (*_MPI_STARTERS, *_SCHEDULER_STARTERS, "horovodrun"):
+    if starter.name in (*_MPI_STARTERS, "horovodrun"):
         return "mpi"
     return "torch_distributed"
 
 
-def command_line_of(starter: Starter, mode: str) -> str:
-    """Return the command line of ``train`` that replaces a starter, for a message.
+def command_line_of(starter: Starter, mode: str, command: str = "train") -> str:
+    """Return the command line of the launcher that replaces a starter, for a message.
 
     For example ``train --mode torch_distributed --processes-per-host 2 -- train.py --lr 0.1``.
+
+    Args:
+        starter: The starter.
+        mode: The mode that replaces it.
+        command: The launcher's command: ``train``, or for example ``train explain``.
     """
     options = f"--mode {mode}"
     count = _processes_per_host_of(starter)
     if count:
         options += f" --processes-per-host {count}"
-    return f"train {options} -- {script_line_of(starter)}"
+    return f"{command} {options} -- {script_line_of(starter)}"
 
 
 def script_line_of(starter: Starter) -> str:
@@ -242,6 +266,12 @@ def script_line_of(starter: Starter) -> str:
     """
     _, script = _split_at_script(starter)
     return shlex.join(script or ("YOUR_SCRIPT.py",))
+
+
+def is_option_of_hosts(word: str) -> bool:
+    """Return whether a starter has this option about the hosts of a job: ``--node_rank=1``."""
+    option, _ = _option_and_value((word,), 0)
+    return option in _OTHER_HOSTS or option in _NUMBERS_OF_HOSTS
 
 
 def knows_other_hosts(starter: Starter, variables: Mapping[str, str]) -> bool:
