@@ -328,6 +328,21 @@ def test_what_an_exception_hides_is_told(
     assert note in "\n".join(launcher.failure.splitlines()[:4])
 
 
+@pytest.mark.parametrize(
+    ("library", "is_advised"), [("json", False), ("smdistributed.modelparallel", True)]
+)
+def test_a_script_of_smp_in_mode_none_is_told_of_the_emulation(
+    tmp_path: Path, library: str, is_advised: bool
+) -> None:
+    """The exception has no frame of smp: the script itself asks for CUDA after ``smp.init()``."""
+    package = tmp_path / "code/smdistributed/modelparallel"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    no_gpu = "raise AssertionError('Torch not compiled with CUDA enabled')"
+    launcher = run(tmp_path, f"import {library}\n{no_gpu}\n")
+    assert ("SMP_CPU_EMULATION=1" in launcher.failure) is is_advised, launcher.failure
+
+
 LONG_AGO = (
     "import subprocess, sys, os, time\n"
     "subprocess.run([sys.executable, '-c', 'import no_such_module'])\n"

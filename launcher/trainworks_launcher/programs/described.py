@@ -49,6 +49,8 @@ def describe_exception(error: BaseException, thread: str) -> str:
         "inner": _cut(inner),
         "rank": int(rank) if rank.isdecimal() else -1,
         "argv": _cut(" ".join(sys.argv)),
+        # torch itself imports the package of smddp in each script.
+        "smp": "smdistributed.modelparallel" in sys.modules,
     }
     return f", {json.dumps(fields)[1:-1]}"
 

@@ -504,10 +504,15 @@ def _is_of_memory(process: ProcessEnd, counted: int | None, cause: str) -> bool:
 
 
 def _uses_smdistributed(mode: str, exception: Record | None) -> bool:
-    """Return whether a job uses smp or smddp: by its mode, or by the frames of its exception."""
+    """Return whether a job uses smp or smddp: by its mode, its imports, or frames of its exception.
+
+    The imports tell of smp only, and in every mode: ``none``, for example.
+    """
     if mode.startswith("smdistributed."):
         return True
-    return exception is not None and "smdistributed/" in exception.frames
+    if exception is None:
+        return False
+    return exception.uses_smp or "smdistributed/" in exception.frames
 
 
 def _last_lines(output: bytes, cause: str) -> str:

@@ -52,6 +52,7 @@ class Record(NamedTuple):
         exit_message: Text given to ``sys.exit``; ``""`` for none.
         of_sigterm: The program's own handler of SIGTERM ended the process.
         brief: A longer record of the same end follows, unless the process is killed before.
+        uses_smp: The program had imported smp.
     """
 
     pid: int
@@ -69,6 +70,7 @@ class Record(NamedTuple):
     exit_message: str = ""
     of_sigterm: bool = False
     brief: bool = False
+    uses_smp: bool = False
 
     @property
     def cause(self) -> str:
@@ -199,6 +201,7 @@ def _parse(row: Mapping[str, Json]) -> Record:
         exit_message=printable(text(row.get("said"))),
         of_sigterm=row.get("of_sigterm") is True,
         brief=row.get("brief") is True,
+        uses_smp=row.get("smp") is True,
     )
 
 
