@@ -83,13 +83,13 @@ def planned(variables: Mapping[str, str], mode: str = "", **changes: object) -> 
             {**SLURM_NODE, **HOSTS},
             {},
             "hosts",
-            "SLURM_JOB_ID would mean slurm, which comes later in the order",
+            "SLURM_JOB_ID alone would mean platform 'slurm', which counts after it",
         ),
         (
             SLURM_NODE,
             {"hosts": ["algo-1"], "current_host": "algo-1"},
             "sagemaker",
-            "SLURM_JOB_ID would mean slurm",
+            "SLURM_JOB_ID alone would mean platform 'slurm'",
         ),
     ],
 )
@@ -100,6 +100,30 @@ def test_platform_is_recognised(
     assert description.platform == platform
     assert words in description.why
     assert description.problems == ()
+
+
+@pytest.mark.parametrize(
+    ("variables", "why"),
+    [
+        (
+            {
+                "PET_NNODES": "2",
+                "PET_NODE_RANK": "0",
+                "PET_MASTER_ADDR": "job-node-0-0.job",
+                "PET_MASTER_PORT": "29500",
+            },
+            "PET_NNODES is set",
+        ),
+        ({**SLURM_NODE, "SLURM_JOB_NUM_NODES": "2"}, "SLURM_JOB_ID is set"),
+        ({"MASTER_ADDR": "a", "NNODES": "2", "NODE_RANK": "0"}, "MASTER_ADDR is set"),
+    ],
+)
+def test_the_variables_of_one_platform_name_no_second_one(
+    variables: dict[str, str], why: str
+) -> None:
+    description = platforms.describe(Sources(variables, hostname="job-node-0-0"))
+    assert description.why.partition(";")[0] == why
+    assert "would mean" not in description.why
 
 
 def test_only_the_file_of_a_recognised_platform_is_loaded() -> None:

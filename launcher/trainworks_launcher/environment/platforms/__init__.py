@@ -391,7 +391,10 @@ def _described(sources: Sources, recognised: Sequence[tuple[Platform, str]]) -> 
     default = f"{mark} is set" if value else f"{mark} is set, but empty"
     why = _OTHER_MARKS.get(mark, default)
     for other, other_mark in others:
-        why += f"; {other_mark} would mean {other.name}, which comes later in the order"
+        # The platform's own variables are also a count or a list of an unknown scheduler.
+        if _is_own(other_mark, row) or _is_mark(other_mark, row):
+            continue
+        why += f"; {other_mark} alone would mean platform {other.name!r}, which counts after it"
     if description.why != NONE.why:
         why += f"; {description.why}"
 
@@ -508,6 +511,11 @@ def _check_counts(
 def _count_of(description: Description) -> int:
     """Return the number of the job's hosts; 1 for a job of this one host, without a list."""
     return max(1, len(description.hosts.names))
+
+
+def _is_mark(name: str, row: Platform) -> bool:
+    """Return whether a variable, or what else a mark stands for, recognises the platform."""
+    return any(fnmatchcase(name, mark) for mark in row.marks)
 
 
 def _is_own(name: str, row: Platform) -> bool:
