@@ -421,6 +421,26 @@ def test_an_image_without_nccl_tests_says_how_to_get_it_and_checks_the_host(tmp_
     assert "nothing is wrong with this host" in launcher.text
 
 
+def test_the_command_warns_of_devices_as_the_start_of_a_job_does(tmp_path: Path) -> None:
+    image = write_manifest(tmp_path / "image.json", {"python": sys.executable})
+    config: dict[str, Json] = {
+        "hosts": ["algo-1", "algo-2"],
+        "current_host": "algo-1",
+        "current_instance_type": "ml.fabric.xlarge",
+    }
+    write_inputs(tmp_path, "", {}, config)
+    variables = {"TRAINWORKS_IMAGE_MANIFEST": str(image), "NCCL_SOCKET_IFNAME": "absent0"}
+    with Launcher(tmp_path, "--plan", variables=variables) as planned:
+        assert planned.wait() == 0, planned.text
+    warnings = json.loads(planned.text)["warnings"]
+    with Launcher(tmp_path, "check", variables=variables) as launcher:
+        launcher.wait()
+    for words in ("ml.fabric.xlarge has EFA, but no EFA device", "NCCL_SOCKET_IFNAME=absent0"):
+        (warning,) = [line for line in warnings if words in line]
+        assert f"warning: {warning}\n" in launcher.text
+    assert "nothing is wrong" not in launcher.text
+
+
 def test_the_command_checks_a_host_without_a_script(tmp_path: Path, smi: Path) -> None:
     variables = gpu_host(tmp_path, smi, "ecc")
     with Launcher(tmp_path, "check", variables=variables) as launcher:

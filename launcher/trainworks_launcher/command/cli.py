@@ -222,7 +222,9 @@ def _execute(words: Sequence[str]) -> int:
 
 
 def _check(measures: bool) -> int:
-    """Check this host, and print the findings; the script and the rest of the job need not exist.
+    """Check this host, and print the findings and the warnings of its devices and network.
+
+    The script and the rest of the job need not exist.
 
     Args:
         measures: Whether an all-reduce is timed, too: a job of its own, which begins with the same
@@ -243,6 +245,7 @@ def _check(measures: bool) -> int:
     from trainworks_launcher.checks.run import line_of, run_checks
     from trainworks_launcher.environment.environment import read_environment
     from trainworks_launcher.environment.secret import take_variables
+    from trainworks_launcher.job import idle
     from trainworks_launcher.job.network import read_network
     from trainworks_launcher.job.placement import read_placement
     from trainworks_launcher.plan.host_checks import checks_of
@@ -256,7 +259,11 @@ def _check(measures: bool) -> int:
     findings = run_checks(checks) if checks is not None else ()
     for finding in findings:
         print(line_of(finding))
-    if not findings:
+    # The lines about devices and interfaces that the start of a job prints.
+    warnings = [*network.warnings, idle.warn_without_gpu(environment, placement)]
+    for warning in filter(None, warnings):
+        print(f"warning: {warning}")
+    if not findings and not any(warnings):
         print("nothing is wrong with this host")
     if len(placement.hosts) > 1:
         if environment.job_secret:

@@ -55,7 +55,7 @@ def warnings(environment: Environment, program: Program, placement: Placement) -
         )
     if starter is not None and hosts > 1 and is_leader:
         lines += _warn_of_lone_starters(environment, starter, hosts)
-    no_gpu = _warn_without_gpu(environment, placement)
+    no_gpu = warn_without_gpu(environment, placement)
     if no_gpu:
         lines.append(no_gpu)
     return tuple(lines)
@@ -85,7 +85,7 @@ def _warn_of_lone_starters(environment: Environment, starter: Starter, hosts: in
     return [warning]
 
 
-def _warn_without_gpu(environment: Environment, placement: Placement) -> str:
+def warn_without_gpu(environment: Environment, placement: Placement) -> str:
     """Return a warning if the image is for CUDA and the container sees no GPU; else ``""``."""
     devices, instance_type = environment.devices, placement.instance_type
     if CUDA.isdisjoint(environment.manifest.components):
