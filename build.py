@@ -4,6 +4,8 @@
 hands over to ``trainworks.cli``.
 """
 
+from __future__ import annotations
+
 import os
 import signal
 import sys
@@ -19,8 +21,9 @@ def missing_dependencies() -> list[str]:
     in too old a version.
     """
     import re
-    import tomllib
     from importlib.metadata import PackageNotFoundError, version
+
+    import tomllib
 
     content = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     missing = []
@@ -67,10 +70,7 @@ def explain(error: ModuleNotFoundError) -> None:
 
 
 if __name__ == "__main__":
-    if sys.version_info < (  # noqa: UP036
-        3,
-        11,
-    ):
+    if sys.version_info < (3, 11):
         sys.exit(f"error: Python 3.11 or later is needed, this is {sys.version.split()[0]}")
     handler = signal.getsignal(signal.SIGINT)
     if handler is signal.default_int_handler:

@@ -73,7 +73,10 @@ active exception"): a thread of gloo still frees a tensor when Python ends (pyto
 The fault is torch's, not the launcher's.
 """
 
-TRAIN = (sys.executable, "-IS", str(LAUNCHER / "trainworks_launcher" / "__main__.py"))
+LAUNCHER_PYTHON = os.environ.get("TRAINWORKS_LAUNCHER_PYTHON", "") or sys.executable
+"""The Python of the launcher: this one, or for example a Python 3.8."""
+
+TRAIN = (LAUNCHER_PYTHON, "-IS", str(LAUNCHER / "trainworks_launcher" / "__main__.py"))
 """The words that start the launcher."""
 
 

@@ -22,6 +22,7 @@ from trainworks_launcher.contract.modes import MODES, SWITCHES
 from trainworks_launcher.environment.entry_point import program_name
 from trainworks_launcher.plan import script_environment
 from trainworks_launcher.plan.modes import planner
+from trainworks_testing.old_python import NOT_TESTED, find_oldest_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,16 +30,6 @@ if TYPE_CHECKING:
 PACKAGE = LAUNCHER / "trainworks_launcher"
 PREFLIGHT = LAUNCHER / "trainworks_preflight"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-OLDEST = os.environ.get("TRAINWORKS_OLDEST_PYTHON", "")
-"""Path of a Python 3.8 for the compatibility test.
-
-Without the variable the newest pyenv one is looked for.
-"""
-
-
-def oldest_python() -> str:
-    pythons = sorted(Path.home().glob(".pyenv/versions/3.8.*/bin/python"))
-    return OLDEST or (str(pythons[-1]) if pythons else "")
 
 
 def test_version_is_the_distributions() -> None:
@@ -378,9 +369,9 @@ def _processor_seconds(work: Callable[[], None]) -> float:
 
 
 def test_it_runs_on_the_oldest_python(tmp_path: Path) -> None:
-    python = oldest_python()
+    python = find_oldest_python()
     if not python:
-        pytest.skip("no Python 3.8 here; set TRAINWORKS_OLDEST_PYTHON to its path")
+        pytest.skip(NOT_TESTED)
     write_inputs(
         tmp_path, "import sys; print('script', sys.argv[1:]); sys.exit(9)", {"epochs": "3"}, {}
     )
@@ -432,6 +423,48 @@ def test_it_runs_on_the_oldest_python(tmp_path: Path) -> None:
         assert (done.returncode, expected_output in done.stdout.decode()) == (status, True), (
             done.stderr.decode()
         )
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "expected_output"),
+    [
+        (("--", "./run.sh"), 9, "job failed (exit status 9"),
+        (("--", "run.sh"), 9, "job failed (exit status 9"),
+        (("--", "bash", "-c", "exit 9"), 9, "job failed (exit status 9"),
+        (("--", "-m", "package.train", "--lr", "1"), 9, "job failed (exit status 9"),
+        (("explain", "--", "./run.sh"), 0, "the entry point, a shell"),
+        (("--mode", "torchrun", "--", "./run.sh"), 64, "did you mean 'torch_distributed'?"),
+        (("torchrun", "run.sh"), 127, "No such file or directory"),
+        (("train", "torchrun", "x.py"), 64, "train --mode torch_distributed -- x.py"),
+        (("--help", "all"), 0, "usage: train"),
+        (("check",), 0, ""),
+    ],
+)
+def test_each_way_to_start_runs_on_the_oldest_python(
+    tmp_path: Path, words: tuple[str, ...], status: int, expected_output: str
+) -> None:
+    """Each runs to its end: a method of a newer Python is missed only when it is called."""
+    python = find_oldest_python()
+    if not python:
+        pytest.skip(NOT_TESTED)
+    code = tmp_path / "code"
+    (code / "package").mkdir(parents=True)
+    (code / "run.sh").write_text("#!/bin/sh\nexit 9\n", encoding="ascii")
+    (code / "run.sh").chmod(0o755)
+    (code / "package/train.py").write_text("import sys; sys.exit(9)\n", encoding="ascii")
+    program = (python, "-IS", "-W", "error", str(PACKAGE / "__main__.py"))
+    variables = {"SAGEMAKER_BASE_DIR": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        (*program, *words),
+        cwd=code,
+        env=variables,
+        capture_output=True,
+        timeout=TIME_OUT,
+        check=False,
+    )
+    output = (done.stdout + done.stderr).decode()
+    assert (done.returncode, "Traceback" in output) == (status, False), output
+    assert expected_output in output
 
 
 def test_the_hostname_shim_answers_the_jobs_name_or_libcs(tmp_path: Path) -> None:

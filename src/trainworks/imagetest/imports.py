@@ -140,7 +140,7 @@ def failure_of(name: str) -> ImportFailure | None:
     for module in modules:
         try:
             import_as_scripts_do(module)
-        except BaseException as error:  # noqa: BLE001  (any error is the answer)
+        except BaseException as error:  # noqa: BLE001, PERF203  (any error is the answer)
             missing = _missing_module(error)
             needs_driver = any(library in str(error) for library in DRIVER)
             if needs_driver or is_plugin_without_host(distribution, missing):

@@ -125,7 +125,7 @@ def _check_sums(request: dict[str, Any], owners: Owners, findings: _Findings) ->
     # Threads help: hashlib lets others run while it reads a large block.
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         problems = pool.map(problem_of_sum, sums)
-        for (owner, path, _, _, _), problem in zip(sums, problems):  # noqa: B905 (Python 3.8)
+        for (owner, path, _, _, _), problem in zip(sums, problems):
             findings.add(owner, path, problem)
 
 

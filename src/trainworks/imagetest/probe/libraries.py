@@ -302,7 +302,7 @@ def processes_of(entries: dict[str, Elf], python: str) -> dict[str, Process]:
         return trace(path)
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        return dict(zip(entries, pool.map(process_of, entries.items())))  # noqa: B905 (Python 3.8)
+        return dict(zip(entries, pool.map(process_of, entries.items())))
 
 
 def site_packages_of(path: str) -> str:
