@@ -39,9 +39,7 @@ def test_every_word_and_every_variable_is_accounted_for(name: str) -> None:
     unexplained = [row.name for row in rows if not row.why or row.origin not in origins]
     assert unexplained == [], "give the variable a Reason in its mode, or a row in explain.py"
     variables = {row.name: row.value for row in rows if row.kind == "variable"}
-    assert variables == {
-        name: value for name, value in node_plan.env.items() if inherited.get(name) != value
-    }
+    assert variables == dict(node_plan.env)
     words = [
         word
         for row in rows
@@ -50,6 +48,19 @@ def test_every_word_and_every_variable_is_accounted_for(name: str) -> None:
     ]
     for word in node_plan.argv:
         assert any(part in words for part in (word, word.partition("=")[2])), f"{word} is in no row"
+
+
+def test_a_place_that_the_user_has_set_is_the_users(tmp_path: Path) -> None:
+    write_inputs(tmp_path, "", {}, {})
+    places = {
+        "SM_MODEL_DIR": str(tmp_path / "kept"),
+        "TRAINWORKS_CHECKPOINT_DIRECTORY": str(tmp_path / "checkpoints"),
+    }
+    with Launcher(tmp_path, "explain", "--format", "json", variables=places) as launcher:
+        assert launcher.wait() == 0, launcher.text
+    rows = {row["name"]: row for row in json.loads(launcher.text)["rows"]}
+    for name, place in places.items():
+        assert (rows[name]["value"], rows[name]["origin"]) == (place, "user")
 
 
 def test_what_stands_for_what_the_host_lacks_is_accounted_for() -> None:

@@ -139,11 +139,11 @@ _VARIABLES_BY_PREFIX: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 
 def explain(plan: NodePlan, inherited: Mapping[str, str]) -> tuple[Row, ...]:
-    """Explain every word of a plan's command line, and every variable that it adds or changes.
+    """Explain every word of a plan's command line, and every variable of the plan.
 
     Args:
         plan: The plan.
-        inherited: The variables of the container: one with the same value is left out.
+        inherited: The variables of the container. A variable with the same value is the user's.
 
     Returns:
         Flags, variables, processes and choices, in this order. A variable without a known meaning
@@ -156,9 +156,11 @@ def explain(plan: NodePlan, inherited: Mapping[str, str]) -> tuple[Row, ...]:
             value = _value_of_flag(reason)
             rows.append(Row("flag", reason.subject, value, reason.origin.word, reason.why))
     for name, value in sorted(plan.env.items()):
-        if inherited.get(name) == value:
-            continue
         origin, why = _explain_variable(name, reasons)
+        if inherited.get(name) == value:
+            origin = _USER
+            if why and name not in reasons:
+                why += "; set in the environment"
         rows.append(Row("variable", name, value, origin, why))
     if plan.code.fetch:
         why = "fetches the code, before anything else"
