@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -217,7 +218,8 @@ def cell(text: str) -> str:
 
 
 def launcher_facts(facts: Facts) -> str:
-    """Return what `trainworks-preflight` knows: instance types, the newest image.
+    """Return what `trainworks-preflight` knows: instance types, smp's second version, the newest
+    image.
 
     One row per line.
     """
@@ -230,8 +232,15 @@ def launcher_facts(facts: Facts) -> str:
     )
     plan = make_plan(request_for(newest, facts), facts)
     manifest = json.loads(render_manifest(plan))
-    image = {name: manifest[name] for name in ("schema", "name", "target", "components", "fabric")}
+    keys = ("schema", "name", "target", "components", "fabric", "protected")
+    image = {name: manifest[name] for name in keys}
     image["programs"] = dict(plan.programs)
+    legacy = runpy.run_path(str(ROOT / "smdistributed" / "trainworks_smdistributed" / "legacy.py"))
+    second_version = {
+        "module": legacy["SECOND"],
+        "what": legacy["SECOND_IS"],
+        "instead": legacy["INSTEAD_OF_SECOND"],
+    }
     instances = []
     for row in facts.instances:
         values = asdict(row)
@@ -246,6 +255,7 @@ def launcher_facts(facts: Facts) -> str:
         f"{rows}\n"
         "  },\n"
         f'  "families": {families},\n'
+        f'  "second_version_of_smp": {json.dumps(second_version)},\n'
         f'  "image": {json.dumps(image)}\n'
         "}\n"
     )

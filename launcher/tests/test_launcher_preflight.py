@@ -18,9 +18,10 @@ from launcher_support import LAUNCHER, TIME_OUT
 
 from trainworks_launcher.command.options import parse
 from trainworks_launcher.contract.json_values import Json
-from trainworks_preflight.check import Result, check, preflight
+from trainworks_preflight.check import Result, check
 from trainworks_preflight.cli import COMMAND
 from trainworks_preflight.facts import FILE, parse_facts
+from trainworks_preflight.report import preflight
 
 FACTS = parse_facts((LAUNCHER / "trainworks_preflight" / FILE).read_text(encoding="utf-8"))
 SCRIPT = (
@@ -353,17 +354,23 @@ def test_an_image_manifest_says_what_is_not_there(tmp_path: Path) -> None:
 
 # --- advice ---------------------------------------------------------------------------------------
 def test_one_host_with_smddp(tmp_path: Path) -> None:
-    advice = advice_of(run(words(tmp_path, SMDDP, count=1)))
+    image = image_with_smp(tmp_path, AWS)
+    advice = advice_of(run(words(tmp_path, SMDDP, *image, count=1)))
     assert "use torch_distributed" in advice["smddp on one host"]
     assert "NVLink" in advice["smddp on one host"]
-    assert "smddp on one host" not in advice_of(run(words(tmp_path, SMDDP)))
+    assert "smddp on one host" not in advice_of(run(words(tmp_path, SMDDP, *image)))
     assert "smddp on this instance type" in advice_of(
-        run(words(tmp_path, SMDDP, kind="ml.g5.48xlarge"))
+        run(words(tmp_path, SMDDP, *image, kind="ml.g5.48xlarge"))
     )
 
 
-def open_library(folder: Path) -> tuple[str, str]:
-    """The option for an image with this project's smddp and smp."""
+AWS: dict[str, Json] = {"torch": "1.12.1"}
+OPEN: dict[str, Json] = {"torch": "2.13.0", "trainworks-smdistributed": "0.1.0"}
+"""Distributions that an image protects: with AWS's smddp and smp, and with this project's."""
+
+
+def image_with_smp(folder: Path, protected: dict[str, Json]) -> tuple[str, str]:
+    """The option for an image with smddp and smp."""
     programs = (
         "python",
         "mpirun",
@@ -377,26 +384,167 @@ def open_library(folder: Path) -> tuple[str, str]:
     document = {
         "schema": 1,
         "components": {
-            "torch": {"version": "2.13.0"},
+            "torch": {"version": protected["torch"]},
             "cuda": {"version": "13"},
             "smddp": {},
             "smp": {},
         },
         "programs": {name: f"/opt/venv/bin/{name}" for name in programs},
-        "protected": {"trainworks-smdistributed": "0.1.0"},
+        "protected": protected,
     }
     (folder / "image.json").write_text(json.dumps(document), encoding="utf-8")
     return ("--image-manifest", f"{folder}/image.json")
 
 
-def test_the_open_library_runs_anywhere(tmp_path: Path) -> None:
-    open_image = open_library(tmp_path)
-    advice = advice_of(run(words(tmp_path, SMDDP, *open_image, kind="ml.g5.48xlarge", count=1)))
+@pytest.mark.parametrize("has_manifest", [True, False])
+def test_the_open_library_runs_anywhere(tmp_path: Path, *, has_manifest: bool) -> None:
+    """Without a manifest the newest image is meant, which has the open library."""
+    image = image_with_smp(tmp_path, OPEN) if has_manifest else ()
+    advice = advice_of(run(words(tmp_path, SMDDP, *image, kind="ml.g5.48xlarge", count=1)))
     assert "every instance type" in advice["smddp"]
     assert not {"smddp on one host", "smddp on this instance type"} & advice.keys()
-    assert "data loaders" not in {
-        row.subject for row in run(words(tmp_path, SMP, *open_image)).advice
-    }
+    assert "data loaders" not in advice_of(run(words(tmp_path, SMP, *image)))
+
+
+def test_awss_smp_needs_data_loaders_without_processes_on_one_type(tmp_path: Path) -> None:
+    image = image_with_smp(tmp_path, AWS)
+    assert "num_workers=0" in advice_of(run(words(tmp_path, SMP, *image)))["data loaders"]
+    other = words(tmp_path, SMP, *image, kind="ml.p4de.24xlarge")
+    assert "data loaders" not in advice_of(run(other))
+
+
+# --- smp ------------------------------------------------------------------------------------------
+def smp_with(**parameters: Json) -> Json:
+    """The distribution of a job of smp with these parameters."""
+    parallel: Json = {"modelparallel": {"enabled": True, "parameters": parameters}}
+    return {"smdistributed": parallel, "mpi": MPI}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "fault"),
+    [
+        ({"load_partition": True}, "load_partition is true, and the image's smp cannot do it"),
+        ({"auto_partition": False}, "auto_partition is off without a default_partition"),
+        ({"ddp": False}, "8 processes train 4 copies of the model, and ddp is false"),
+    ],
+)
+def test_parameters_that_smp_refuses_are_problems_without_a_manifest(
+    tmp_path: Path, parameters: dict[str, Json], fault: str
+) -> None:
+    distribution = smp_with(pipeline_parallel_degree=2, **parameters)
+    (problem,) = run(words(tmp_path, distribution, count=1)).problems
+    assert fault in problem.what
+    assert problem.advice
+
+
+def test_sharding_needs_the_torch_of_the_image_that_is_meant(tmp_path: Path) -> None:
+    sharding = smp_with(sharded_data_parallel_degree=2, ddp=True)
+    assert run(words(tmp_path, sharding)).problems == ()
+    (problem,) = run(words(tmp_path, sharding, "--framework-version", "2.4.1")).problems
+    assert "needs PyTorch 2.6; the image has 2.4.1" in problem.what
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "name"),
+    [
+        ("partitons", "partitions"),
+        ("pipeline_paralel_degree", "pipeline_parallel_degree"),
+        ("sharded_data_paralel_degree", "sharded_data_parallel_degree"),
+    ],
+)
+def test_a_misspelt_parameter_that_is_needed_is_named(
+    tmp_path: Path, misspelt: str, name: str
+) -> None:
+    distribution = smp_with(**{misspelt: 2, "microbatchs": 4, "ddp": True})
+    result = run(words(tmp_path, distribution))
+    (problem,) = result.problems
+    assert problem.advice == f"write {name!r} in the place of {misspelt!r}"
+    text = " ".join(report(words(tmp_path, distribution))[1].split())
+    assert f"has {misspelt!r}, which smp does not know; did you mean {name!r}?" in text
+    assert "has 'microbatchs', which smp does not know; did you mean 'microbatches'?" in text
+
+
+def test_parameters_without_effect_are_named(tmp_path: Path) -> None:
+    distribution = smp_with(
+        partitions=2, ddp=True, microbatches=4, horovod=False, sdp_reduce_bucket_size=5
+    )
+    advice = advice_of(run(words(tmp_path, distribution)))["parameters without effect"]
+    assert "leave out: horovod, sdp_reduce_bucket_size |" in advice
+    image = image_with_smp(tmp_path, AWS)
+    assert "parameters without effect" not in advice_of(run(words(tmp_path, distribution, *image)))
+    assert "parameters without effect" not in advice_of(run(words(tmp_path, SMP)))
+
+
+SECOND_VERSION = [
+    "import torch\nimport torch.sagemaker as tsm\ntsm.init()\n",
+    "import torch\nfrom torch import sagemaker\n",
+    "import torch\nfrom torch.sagemaker.delayed_param import DelayedParamIniter\n",
+    "def main():\n    import torch.sagemaker as tsm\n",
+]
+FIRST_OR_NEITHER = [
+    SCRIPT,
+    "import smdistributed.modelparallel.torch as smp\nsmp.init()\n",
+    "try:\n    import torch.sagemaker as tsm\nexcept ImportError:\n    tsm = None\n",
+    "# import torch.sagemaker\nimport torch.sagemakers\n",
+    "import torch.sagemaker as tsm\nthis is no Python\n",
+]
+
+
+@pytest.mark.parametrize("script", SECOND_VERSION)
+def test_a_script_for_smps_second_version_is_refused_with_the_page_that_helps(
+    tmp_path: Path, script: str
+) -> None:
+    (problem,) = run(words(tmp_path, script=script)).problems
+    assert "imports torch.sagemaker: it is smp's second version" in problem.what
+    assert problem.where == "train.py, line 2"
+    assert 'docs/smdistributed.md, "From torch.sagemaker to FSDP2"' in problem.advice
+    # AWS's image may have it.
+    image = image_with_smp(tmp_path, AWS | {"torch": "2.3.1"})
+    assert run(words(tmp_path, TORCH, *image, script=script)).problems == ()
+
+
+@pytest.mark.parametrize("script", FIRST_OR_NEITHER)
+def test_a_script_that_runs_without_smps_second_version_is_not_refused(
+    tmp_path: Path, script: str
+) -> None:
+    assert run(words(tmp_path, script=script)).problems == ()
+
+
+def test_the_modules_of_a_script_are_read_too(tmp_path: Path) -> None:
+    source = tmp_path / "src"
+    (source / "lib").mkdir(parents=True)
+    (source / "train.py").write_text("from lib import loop\nimport torch\n", encoding="utf-8")
+    (source / "lib" / "__init__.py").write_text("", encoding="utf-8")
+    (source / "lib" / "loop.py").write_text("import train\nimport lib.model\n", encoding="utf-8")
+    (source / "lib" / "model.py").write_text(SECOND_VERSION[0], encoding="utf-8")
+    (source / "unused.py").write_text(SECOND_VERSION[0], encoding="utf-8")
+    line = words(tmp_path, TORCH, "--source-dir", str(source))
+    line[line.index("--entry-point") + 1] = "train.py"
+    (problem,) = run(line).problems
+    assert problem.where == "lib/model.py, line 2"
+
+
+def test_parameters_of_smps_second_version_are_a_warning(tmp_path: Path) -> None:
+    parallel: Json = {"modelparallel": {"enabled": True, "parameters": {"hybrid_shard_degree": 8}}}
+    distribution: Json = {**TORCH, "smdistributed": parallel}  # type: ignore[dict-item]
+    result = run(words(tmp_path, distribution))
+    assert result.problems == ()
+    (warning,) = result.warnings
+    assert "mp_parameters is for torch.sagemaker, which the image does not have" in warning
+    assert "From torch.sagemaker to FSDP2" in warning
+
+
+def test_a_problem_is_followed_by_what_to_do(tmp_path: Path) -> None:
+    distribution = smp_with(partitions=2, ddp=True, auto_partition=False, optimize="sped")
+    status, text = report(words(tmp_path, distribution), 120)
+    assert status == 64
+    assert text.partition("Problems, to correct before you start the job:\n")[2].startswith(
+        "  1. optimize is 'sped' (hyperparameter mp_parameters)\n"
+        "     -> did you mean 'speed'?\n"
+        "  2. auto_partition is off without a default_partition (hyperparameter mp_parameters)\n"
+        "     -> give default_partition\n\n"
+    )
+    assert text.endswith("not ready: 2 problems\n")
 
 
 def test_without_a_manifest_the_newest_image_is_meant(tmp_path: Path) -> None:
@@ -559,13 +707,9 @@ def test_a_job_of_smddp_gets_the_tips_for_it(tmp_path: Path) -> None:
 
 def test_a_job_of_smp_gets_the_tips_for_it(tmp_path: Path) -> None:
     tips = tips_of(run(words(tmp_path, SMP)))
-    assert "data loaders: num_workers=0" in tips
     assert "torch.cuda.set_device(smp.local_rank()) first" in tips
     assert "in the step: forward and model.backward; outside: batches, optimizer.step()" in tips
     assert "layers that follow each other belong into a Sequential" in tips
-    assert "data loaders: num_workers=0" not in tips_of(
-        run(words(tmp_path, SMP, kind="ml.p4de.24xlarge"))
-    )
 
 
 def test_other_jobs_get_none(tmp_path: Path) -> None:
@@ -582,7 +726,8 @@ def test_each_tip_is_a_line_with_a_link_to_a_section_of_the_page(
         for title in re.findall(r"^## (.+)$", PAGE_OF_TIPS, re.MULTILINE)
     }
     _, text = report(words(tmp_path, distribution), 120)
-    lines = text.partition("\nTips:\n")[2].partition("\n\n")[0].splitlines()
+    tips = text.partition("\nTips for every job of this kind:\n")[2].partition("\n\n")[0]
+    lines = tips.splitlines()
     assert len(lines) == len(run(words(tmp_path, distribution)).tips)
     for line in lines:
         assert line.startswith("  - ")

@@ -2,6 +2,6 @@
 
 No image contains this package. It imports the launcher and uses its validation and its planning;
 the launcher never imports it. ``inputs`` reads the command line's files, ``distribution``
-translates to the hyperparameters that the SageMaker SDK sends, ``check`` makes the launcher's job
-and plans, and ``advice`` adds advice.
+translates to the hyperparameters that the SageMaker SDK sends, ``script`` finds imports, ``check``
+makes the launcher's job and plans, ``advice`` and ``tips`` add advice, and ``report`` writes all.
 """

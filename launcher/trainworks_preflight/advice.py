@@ -10,7 +10,7 @@ from typing import Iterator, NamedTuple
 
 from trainworks_launcher.contract.modes import MODES
 from trainworks_launcher.environment.manifest import Instance
-from trainworks_launcher.job import idle
+from trainworks_launcher.job import idle, model_parallel
 from trainworks_launcher.job.job import Job
 from trainworks_launcher.job.model_parallel import OPEN_LIBRARY
 from trainworks_preflight.facts import Facts, InstanceFacts
@@ -70,6 +70,16 @@ def advise(job: Job, row: InstanceFacts, facts: Facts) -> Iterator[Advice]:
     if mode == SMP_MODE and not row.smp_loader_workers and not open_library:
         why = f"on {kind} worker processes of data loaders do not go with AWS's smp"
         yield Advice("data loaders", "num_workers=0", why)
+    if mode == SMP_MODE:
+        parameters, _ = model_parallel.parameters(
+            job.environment.hyperparameters, job.environment.variables
+        )
+        protected = job.environment.manifest.protected
+        idle_names = model_parallel.without_effect(parameters, protected)
+        if idle_names:
+            why = "smp of this image accepts them, and does nothing with them"
+            text = f"leave out: {', '.join(idle_names)}"
+            yield Advice("parameters without effect", text, why)
     yield from _devices(job, row, facts)
 
 

@@ -2,26 +2,22 @@
 
 The platform's files are written to a temporary folder, and read by the launcher's own reader. The
 hosts' devices come from the instance table. Then ``make_job`` and ``plan_host`` run as in a
-container. The training script is not read, and no property of this machine counts.
+container. Of the training script only the imports are read, and no property of this machine counts.
 """
 
 from __future__ import annotations
 
 import json
-import shlex
 import tempfile
-import textwrap
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.command.options import Parsed, value_of
-from trainworks_launcher.command.rank_map import rank_map
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem, RefusalError
-from trainworks_launcher.contract.json_values import NOTHING, Json, readable
-from trainworks_launcher.contract.redaction import Redactor
+from trainworks_launcher.contract.json_values import NOTHING, Json
 from trainworks_launcher.environment.directories import Results
 from trainworks_launcher.environment.entry_point import Code
 from trainworks_launcher.environment.environment import (
@@ -31,13 +27,16 @@ from trainworks_launcher.environment.environment import (
     read_environment,
 )
 from trainworks_launcher.environment.manifest import Instance, Manifest
-from trainworks_launcher.job.job import Job, describe, make_job
+from trainworks_launcher.job import model_parallel
+from trainworks_launcher.job.job import Job, JobRefusedError, make_job
+from trainworks_launcher.job.model_parallel import OPEN_LIBRARY
 from trainworks_launcher.plan.modes import plan_host
 from trainworks_launcher.plan.plan import NodePlan
 from trainworks_preflight.advice import Advice, advise
 from trainworks_preflight.distribution import Group, Translation, translate
 from trainworks_preflight.facts import Facts, InstanceFacts
 from trainworks_preflight.inputs import Inputs
+from trainworks_preflight.script import find_imports
 from trainworks_preflight.tips import Tip, tips_for
 
 _COMPONENT_OF: Mapping[str, str] = MappingProxyType(
@@ -71,24 +70,6 @@ class Result(NamedTuple):
     assumption: str = ""
 
 
-def preflight(parsed: Parsed, width: int) -> tuple[int, str]:
-    """Run a preflight.
-
-    Args:
-        parsed: The command line.
-        width: Columns of the terminal.
-
-    Returns:
-        The exit status (0: the job would start, 64: it has problems), and the text to print.
-    """
-    result = check(parsed)
-    status = names.EXIT_NOT_STARTED if result.problems else 0
-    redactor = None if "--show-secrets" in parsed else Redactor(result.hyperparameters)
-    if value_of(parsed, "--format", "text") == "json":
-        return status, _as_json(result, redactor)
-    return status, _as_text(result, redactor, width)
-
-
 def check(parsed: Parsed) -> Result:
     """Check a job, without printing."""
     inputs = Inputs(parsed)
@@ -113,6 +94,7 @@ def check(parsed: Parsed) -> Result:
     files = _Files(folder, entry, sent, inputs.facts)
     environment = _environment(parsed, groups, files)
     problems += _check_architecture(environment.manifest, groups, inputs.facts)
+    problems += _check_script(environment.manifest, files, whole_folder="--source-dir" in parsed)
     result = _plan(environment, groups, inputs.facts, translation)
     assumption = (
         "no --image-manifest is given: the image is assumed to have every program and"
@@ -123,7 +105,12 @@ def check(parsed: Parsed) -> Result:
             f"image {environment.manifest.name!r}, by its manifest;"
             " instance types by preflight's table"
         )
-    warnings = (*inputs.warnings, *_sizes(sent), *result.warnings)
+    warnings = (
+        *inputs.warnings,
+        *_sizes(sent),
+        *_warn_of_second_version(environment, inputs.facts),
+        *result.warnings,
+    )
     return result._replace(
         problems=(*problems, *result.problems),
         warnings=tuple(dict.fromkeys(warnings)),
@@ -148,6 +135,48 @@ def _check_architecture(manifest: Manifest, groups: Sequence[Group], facts: Fact
             Problem(f"{text} {manifest.architecture}", "option --instance-type", advice)
         )
     return problems
+
+
+def _check_script(manifest: Manifest, files: _Files, *, whole_folder: bool) -> list[Problem]:
+    """Return a problem for each file that imports smp's second version, where the image has the
+    first one.
+
+    Args:
+        manifest: The image's manifest.
+        files: The code directory and the entry point.
+        whole_folder: Whether the job has the whole code directory, not the entry point alone.
+    """
+    if OPEN_LIBRARY not in manifest.protected:
+        return []
+    second = files.facts.second_version
+    first_line_of: dict[str, int] = {}
+    for imported in find_imports(files.folder, files.entry, whole_folder=whole_folder):
+        if f"{imported.module}.".startswith(f"{second.module}."):
+            first_line_of.setdefault(imported.file, imported.line)
+    problems = []
+    for file, line in first_line_of.items():
+        what = f"the script imports {second.module}: {second.what}"
+        problems.append(Problem(what, f"{file}, line {line}", second.instead))
+    return problems
+
+
+def _warn_of_second_version(environment: Environment, facts: Facts) -> list[str]:
+    """Warn of parameters for smp's second version, where the image has the first one.
+
+    The job starts, because the launcher only hands them to the script.
+    """
+    if not environment.reserved.is_on(names.TORCH_DISTRIBUTED_ENABLED):
+        return []
+    if OPEN_LIBRARY not in environment.manifest.protected:
+        return []
+    parameters, where = model_parallel.parameters(
+        environment.hyperparameters, environment.variables
+    )
+    if parameters is None:
+        return []
+    second = facts.second_version
+    text = f"{where} is for {second.module}, which the image does not have: beside"
+    return [f"{text} torch_distributed nothing reads it. {second.instead}"]
 
 
 def _sizes(sent: Mapping[str, Json]) -> tuple[str, ...]:
@@ -184,6 +213,13 @@ def _plan(
         first_of_groups = [members[0] for members in _host_names(groups)]
         hosts = [leader, *job.placement.distribution_hosts[1:2], *first_of_groups]
         plans = tuple(plan_host(make_job(environment, host)) for host in dict.fromkeys(hosts))
+    except JobRefusedError as refusal:
+        # A warning may have the cause of a problem: a misspelt name of a missing parameter.
+        warnings = [*environment.warnings, *refusal.placement.warnings]
+        return Result(
+            problems=refusal.problems,
+            warnings=(*translation.warnings, *dict.fromkeys(warnings)),
+        )
     except RefusalError as refusal:
         return Result(problems=refusal.problems, warnings=translation.warnings)
     row = _row(facts, environment.manifest, job.placement.instance_type)
@@ -193,7 +229,7 @@ def _plan(
         job=job,
         plans=plans,
         advice=tuple(advise(job, row, facts)),
-        tips=tuple(tips_for(job, row)),
+        tips=tuple(tips_for(job)),
     )
 
 
@@ -321,174 +357,51 @@ def _resource_config(groups: Sequence[Group]) -> dict[str, Json]:
 def _image(parsed: Parsed, manifest: Manifest, facts: Facts) -> tuple[Manifest, Mapping[str, str]]:
     """Return the image's manifest, and its programs.
 
-    Without a manifest, the image is assumed to have everything that a mode may need, with the paths
-    and versions of this project's newest image.
+    Without a manifest, the image is assumed to have everything that a mode may need, with the
+    paths, versions and libraries of this project's newest image.
     """
     component = _COMPONENT_OF[value_of(parsed, "--framework", "pytorch")]
-    version = value_of(parsed, "--framework-version")
-    components = dict(manifest.components)
-    if "--image-manifest" in parsed:
-        programs = manifest.programs
-    else:
-        newest = facts.image
-        paths = {name: newest.programs.get(name, f"/usr/bin/{name}") for name in PROGRAMS}
+    programs = manifest.programs
+    if "--image-manifest" not in parsed:
+        manifest = _assume_image(manifest, component, facts.image)
+        paths = {name: facts.image.programs.get(name, f"/usr/bin/{name}") for name in PROGRAMS}
         programs = MappingProxyType(paths)
-        assumed = dict.fromkeys((component, *_ASSUMED), "")
-        # The newest image's framework may be another one than the job's.
-        other_frameworks = set(_COMPONENT_OF.values()) - {component}
-        for name, version_in_newest in newest.components.items():
-            if name not in other_frameworks:
-                assumed[name] = version_in_newest
-        components = {**assumed, **components}
-        manifest = manifest._replace(
-            framework=manifest.framework or component, fabric=newest.fabric
-        )
+    version = value_of(parsed, "--framework-version")
     if version:
-        components[component] = version
-    return manifest._replace(components=MappingProxyType(components)), programs
+        manifest = _with_version(manifest, component, version)
+    return manifest, programs
 
 
-def _as_json(result: Result, redactor: Redactor | None) -> str:
-    """Write the result as JSON text."""
-    hidden = redactor.text if redactor else str
-    redacted = [problem._replace(what=hidden(problem.what)) for problem in result.problems]
-    document: dict[str, Json] = {
-        "ready": not result.problems,
-        "problems": [dict(problem._asdict()) for problem in redacted],
-        "warnings": [hidden(warning) for warning in result.warnings],
-        "hyperparameters": _redacted(result.hyperparameters, redactor),
-        "plans": [plan.document() for plan in _redacted_plans(result, redactor)],
-        "advice": [dict(piece._asdict()) for piece in result.advice],
-        "tips": [{"text": tip.text, "link": tip.link} for tip in result.tips],
-        "assumptions": [result.assumption] if result.assumption else [],
-    }
-    return readable(json.dumps(document, indent=2, ensure_ascii=False)) + "\n"
+def _assume_image(manifest: Manifest, component: str, newest: Manifest) -> Manifest:
+    """Return the manifest of the image that is assumed without ``--image-manifest``.
 
-
-def _redacted(hyperparameters: Mapping[str, Json], redactor: Redactor | None) -> dict[str, Json]:
-    """Redact hyperparameters; a value without a secret keeps its type."""
-    if redactor is None:
-        return dict(hyperparameters)
-    shown: dict[str, Json] = {}
-    for name, value in hyperparameters.items():
-        text = value if isinstance(value, str) else json.dumps(value)
-        redacted = redactor.value(name, text)
-        shown[name] = value if redacted == text else redacted
-    return shown
-
-
-def _redacted_plans(result: Result, redactor: Redactor | None) -> Sequence[NodePlan]:
-    if redactor is None:
-        return result.plans
-    return [plan.redacted(redactor) for plan in result.plans]
-
-
-def _as_text(result: Result, redactor: Redactor | None, width: int) -> str:
-    """Write the result for people."""
-    width = min(max(width, 60), 120)
-    hidden = redactor.text if redactor else str
-    lines: list[str] = []
-    if result.job is not None:
-        instance_type = result.job.placement.instance_type
-        lines += _wrapped(f"{describe(result.job)}; hosts are {instance_type}", width)
-        ranks = rank_map(result.job.placement, result.job.environment.devices)
-        if ranks:
-            lines += ["", *ranks]
-    problems = [str(problem) for problem in result.problems]
-    for heading, texts in (("Problems", problems), ("Warnings", result.warnings)):
-        if texts:
-            lines += ["", f"{heading}:"]
-        for number, text in enumerate(texts, 1):
-            lines += _wrapped(hidden(text), width, f"  {number}. ", "     ")
-    plans = _redacted_plans(result, redactor)
-    for plan in plans:
-        lines += ["", *_plan_lines(plan, plans[0], width)]
-    if result.advice:
-        lines += ["", "Advice:"]
-    for piece in result.advice:
-        lines += _wrapped(hidden(f"{piece.subject}: {piece.text}"), width, "  - ", "    ")
-        lines += _wrapped(hidden(f"why: {piece.why}"), width, "    ", "    ")
-    if result.tips:
-        lines += ["", "Tips:"]
-    for tip in result.tips:
-        lines += _wrapped(f"{tip.text}: {tip.link}", width, "  - ", "    ")
-    lines.append("")
-    if result.assumption:
-        lines += _wrapped(f"({result.assumption})", width)
-    if result.problems:
-        lines.append(f"not ready: {len(result.problems)} problem(s)")
-    else:
-        lines.append("ready: the job would start")
-    return "\n".join(lines).strip("\n") + "\n"
-
-
-def _wrapped(text: str, width: int, first: str = "", following: str = "") -> list[str]:
-    """Wrap a text; options and names with hyphens stay whole."""
-    return textwrap.wrap(
-        text, width, initial_indent=first, subsequent_indent=following, break_on_hyphens=False
+    Args:
+        manifest: What the launcher's reader says of no manifest.
+        component: Component of the job's framework, such as ``torch``.
+        newest: The newest image. Its framework may be another one than the job's.
+    """
+    other_frameworks = set(_COMPONENT_OF.values()) - {component}
+    components = dict.fromkeys((component, *_ASSUMED), "")
+    for name, version in newest.components.items():
+        if name not in other_frameworks:
+            components[name] = version
+    protected: Mapping[str, str] = {}
+    if component in newest.components:
+        protected = newest.protected
+    return manifest._replace(
+        framework=manifest.framework or component,
+        fabric=newest.fabric,
+        components=MappingProxyType({**components, **manifest.components}),
+        protected=protected,
     )
 
 
-def _plan_lines(plan: NodePlan, leader: NodePlan, width: int) -> list[str]:
-    """Write one host's plan in short: its command, ready to be copied, and its own variables."""
-    place = f"{plan.host} ({plan.role})"
-    beside = [f"  beside it: {row.name}" for row in plan.auxiliaries]
-    if not plan.argv:
-        reasons = [reason.why for reason in plan.why if not reason.words]
-        why = reasons[0] if reasons else "another host starts its processes"
-        return [*_wrapped(f"{place} runs no command: {why}", width, "", "  "), *beside]
-
-    different = _differences(plan, leader) if plan is not leader else None
-    if different is not None and len(different) <= _FEW:
-        same = f"{place} runs the same"
-        if different:
-            same += f", but for {', '.join(different)}"
-        return _wrapped(same, width, "", "  ")
-
-    lines, line = [f"{place} runs:"], "  "
-    for word in map(shlex.quote, plan.argv):
-        if len(line) + len(word) + 3 > width and line.strip():
-            lines.append(f"{line}\\")
-            line = "    "
-        line += f"{word} "
-    lines.append(line.rstrip())
-    variables = _own_variables(plan)
-    if variables:
-        lines.append("  with:")
-    for name, value in variables.items():
-        lines.append(f"    {name}={shlex.quote(value)}")
-    return lines + beside
-
-
-def _differences(plan: NodePlan, leader: NodePlan) -> list[str] | None:
-    """Return the words and variables in which a plan differs from the leader's.
-
-    None if the plans have different forms.
-    """
-    own, leaders = _own_variables(plan), _own_variables(leader)
-    if len(plan.argv) != len(leader.argv) or not own.keys() >= leaders.keys():
-        return None
-    different = [word for word, other in zip(plan.argv, leader.argv) if word != other]
-    for name, value in own.items():
-        if leaders.get(name) == value:
-            continue
-        is_short = len(value) < _SHORT
-        different.append(f"{name}={value}" if is_short else f"its own {name}")
-    return different
-
-
-_SHORT = 40
-"""Length from which only the name of a variable is shown, where two hosts are compared."""
-
-_FEW = 4
-"""Limit of differences from the leader's plan that are shown instead of the whole plan."""
-
-
-def _own_variables(plan: NodePlan) -> dict[str, str]:
-    """Return the variables of a plan that depend on the mode."""
-    own = [name for name in sorted(plan.env) if not name.startswith(_EVERY_SCRIPTS)]
-    return {name: plan.env[name] for name in own}
-
-
-_EVERY_SCRIPTS = ("SM_", "SAGEMAKER_", "CURRENT_HOST", "PYTHON", "MASTER_")
-"""Prefixes of variables that every script gets, in any mode: `explain` shows them."""
+def _with_version(manifest: Manifest, component: str, version: str) -> Manifest:
+    """Return the manifest with another version of the framework's component."""
+    components = {**manifest.components, component: version}
+    protected = dict(manifest.protected)
+    if component in protected:
+        protected[component] = version
+    return manifest._replace(
+        components=MappingProxyType(components), protected=MappingProxyType(protected)
+    )

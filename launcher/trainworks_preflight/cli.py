@@ -18,7 +18,7 @@ from trainworks_launcher.command.options import (
     parse,
 )
 from trainworks_launcher.contract import names
-from trainworks_preflight.check import preflight
+from trainworks_preflight.report import preflight
 
 COMMAND = Command(
     "trainworks-preflight",

@@ -1,8 +1,9 @@
-"""Facts about instance types and the newest image, which preflight cannot inspect. Pure.
+"""Facts about instance types, smp's second version and the newest image, which preflight cannot
+inspect. Pure.
 
-The rows are the builder's (images/instances.toml, families.toml), the newest image is that of its
-plan: ``tools/generate.py`` writes both to facts.json beside this file. A job in an image uses the
-image's own manifest instead.
+The rows are the builder's (images/instances.toml, families.toml), the texts about smp are those of
+the library, the newest image is that of its plan: ``tools/generate.py`` writes them to facts.json
+beside this file. A job in an image uses the image's own manifest instead.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Mapping
+from typing import Mapping, NamedTuple
 
 from trainworks_launcher.contract.json_values import decode, mapping, text, texts
 from trainworks_launcher.environment.manifest import (
@@ -47,17 +48,33 @@ class InstanceFacts:
     torchrun_only: bool = False
 
 
+class SecondVersion(NamedTuple):
+    """smp's second version, which this project's images do not have.
+
+    Attributes:
+        module: The module that its scripts import.
+        what: What it is, as the library's error says.
+        instead: What to write instead, and the page that has it.
+    """
+
+    module: str
+    what: str
+    instead: str
+
+
 @dataclass(frozen=True)
 class Facts:
     """The builder's facts that preflight needs.
 
     Attributes:
         instances: Instance type -> row.
+        second_version: smp's second version.
         families: Prefixes of types without accelerators (``ml.m5``).
         image: This project's newest image, assumed for a job without a manifest.
     """
 
     instances: Mapping[str, InstanceFacts]
+    second_version: SecondVersion
     families: tuple[str, ...] = ()
     image: Manifest = GENERIC
 
@@ -89,8 +106,12 @@ def parse_facts(document: str) -> Facts:
             torchrun_only=row.get("smdistributed_by_torchrun_only") is True,
         )
     image = mapping(content.get("image"))
+    second = mapping(content.get("second_version_of_smp"))
     return Facts(
         instances=MappingProxyType(instances),
+        second_version=SecondVersion(
+            text(second.get("module")), text(second.get("what")), text(second.get("instead"))
+        ),
         families=texts(content.get("families")),
         image=parse_manifest(json.dumps(image), "facts.json") if image else GENERIC,
     )

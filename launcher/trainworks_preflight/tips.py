@@ -1,6 +1,7 @@
 """Tips for a job, each with the section of docs/tips.md that explains it. Pure.
 
-The script is not read. A tip is general; advice by a job's own figures is in ``advice``.
+A tip is general, because only the imports of the script are read. Advice by a job's own figures is
+in ``advice``.
 """
 
 from __future__ import annotations
@@ -8,9 +9,7 @@ from __future__ import annotations
 from typing import Iterator, NamedTuple
 
 from trainworks_launcher.job.job import Job
-from trainworks_launcher.job.model_parallel import OPEN_LIBRARY
 from trainworks_preflight.advice import SMDDP_MODES, SMP_MODE
-from trainworks_preflight.facts import InstanceFacts
 
 PAGE = "docs/tips.md"
 
@@ -32,8 +31,8 @@ class Tip(NamedTuple):
         return f"{PAGE}#{self.section}"
 
 
-def tips_for(job: Job, row: InstanceFacts) -> Iterator[Tip]:
-    """Yield the tips for a job of smddp or smp. row: instance type of the hosts that take part."""
+def tips_for(job: Job) -> Iterator[Tip]:
+    """Yield the tips for a job of smddp or smp."""
     placement = job.placement
     if placement.mode not in (*SMDDP_MODES, SMP_MODE):
         return
@@ -53,8 +52,6 @@ def tips_for(job: Job, row: InstanceFacts) -> Iterator[Tip]:
             "the batch grows with the hosts; learning rate by linear scaling, with warm-up", "batch"
         )
     if placement.mode == SMP_MODE:
-        if not row.smp_loader_workers and OPEN_LIBRARY not in job.environment.manifest.protected:
-            yield Tip("data loaders: num_workers=0", "data")
         yield Tip("torch.cuda.set_device(smp.local_rank()) first", "script-for-smp")
         yield Tip(
             "in the step: forward and model.backward; outside: batches, optimizer.step()",

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from smdistributed.modelparallel.torch.job.config import (
+    IDLE,
     IGNORED,
     ORDERS,
     RANGES,
@@ -112,6 +113,8 @@ def test_the_page_has_each_key_with_its_range_and_default() -> None:
         "distribution",
         "parameters",
     }
+    idle = re.findall(r"^\| `(\w+)` \|.*\| no effect[^|]*\|$", table, re.MULTILINE)
+    assert set(idle) == IDLE
 
 
 @pytest.mark.parametrize(("key", "value"), TAKEN)

@@ -192,6 +192,19 @@ def test_a_wrapper_that_its_module_knows_is_no_endless_chain() -> None:
     run_ranks(1, known_to_the_inner_module)
 
 
+def _ddp_around_the_model(partitions: int) -> str:
+    smp = start({"pipeline_parallel_degree": partitions, "ddp": True})
+    model = smp.DistributedModel(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+    return raised(smp.SMPConfigError, lambda: nn.parallel.DistributedDataParallel(model))
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_ddp_around_the_model_is_refused(partitions: int) -> None:
+    for text in run_ranks(2, _ddp_around_the_model, partitions):
+        assert "torch's DistributedDataParallel cannot wrap smp.DistributedModel" in text
+        assert "set ddp in the configuration" in text
+
+
 def test_what_cannot_be_divided_is_refused() -> None:
     (refused,) = run_ranks(1, _refusals)
     expected = {

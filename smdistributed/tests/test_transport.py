@@ -206,6 +206,32 @@ def test_another_program_at_a_rank_s_address_is_refused() -> None:
         thread.join()
 
 
+def test_an_answer_in_small_parts_does_not_prolong_the_start() -> None:
+    """Each part comes within the limit of one read, and the last one after the end of the start."""
+    timeout = 1.0
+    store = PrefixStore("smp/transport", plain := HashStore())
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        store.set("token", "ab" * 64)
+        store.set("candidate/0", "127.0.0.1")
+        store.set("address/0", f"127.0.0.1 {other.getsockname()[1]}")
+
+        def answer() -> None:
+            connection, _ = other.accept()
+            with connection, contextlib.suppress(ConnectionError):
+                connection.recv(100)
+                connection.settimeout(0.6 * timeout)
+                for part in (b"x", b"x" * 31):
+                    with contextlib.suppress(TimeoutError):
+                        connection.recv(1)  # nothing comes
+                    connection.sendall(part)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(StartError, match=r"cannot connect with rank 0: .* \(timed out\)"):
+            connect(Rendezvous(plain, 2, LOCAL), 1, {"pp": [0]}, timeout=timeout)
+        thread.join()
+
+
 def test_a_rank_that_cannot_be_reached_is_named_at_once() -> None:
     """Rank 1 does not wait for rank 2 first, which may never come."""
     store = PrefixStore("smp/transport", plain := HashStore())

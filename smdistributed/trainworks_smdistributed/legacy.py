@@ -22,14 +22,16 @@ if TYPE_CHECKING:
 
 
 SECOND = "torch.sagemaker"
+"""The module of smp's second version. trainworks-preflight has the same three texts."""
 
-INSTEAD = (
-    "it is smp's second version, a conda package of AWS's, and only the first one is implemented"
-    " here. Use FSDP2 of PyTorch under torchrun: in the place of tsm.init() and"
-    " tsm.transform(model), call, for each layer and the model,"
-    ' torch.distributed.fsdp.fully_shard(module, mesh=init_device_mesh("cuda", (replicas, shards),'
-    ' mesh_dim_names=("replicate", "shard"))), with init_device_mesh of'
-    " torch.distributed.device_mesh"
+SECOND_IS = (
+    "it is smp's second version, a conda package of AWS's, and these images have only the first one"
+)
+
+INSTEAD_OF_SECOND = (
+    "Use FSDP2 of PyTorch under torchrun: for each layer and the model, call"
+    " torch.distributed.fsdp.fully_shard(module, mesh=mesh) in the place of tsm.transform(model)."
+    ' docs/smdistributed.md, "From torch.sagemaker to FSDP2", has a line for each feature'
 )
 
 
@@ -51,7 +53,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def find_spec(self, fullname: str, *_where: object) -> importlib.machinery.ModuleSpec | None:
         if fullname == SECOND:
-            raise ModuleNotFoundError(f"No module named {SECOND!r}: {INSTEAD}", name=SECOND)
+            raise ModuleNotFoundError(
+                f"No module named {SECOND!r}: {SECOND_IS}. {INSTEAD_OF_SECOND}", name=SECOND
+            )
         # A real apex without one of the modules stays as it is.
         parent = sys.modules.get("apex") if fullname.startswith("apex.") else None
         if parent is not None and not isinstance(parent.__loader__, _Finder):

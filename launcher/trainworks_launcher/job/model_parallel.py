@@ -13,7 +13,7 @@ import re
 from functools import lru_cache
 from typing import Mapping, NamedTuple
 
-from trainworks_launcher.contract import names
+from trainworks_launcher.contract import names, suggestions
 from trainworks_launcher.contract.errors import Problem, nearest
 from trainworks_launcher.contract.json_values import Json, decode, mapping
 
@@ -21,6 +21,9 @@ _OLD_DEGREE, _NEW_DEGREE = "partitions", "pipeline_parallel_degree"
 """The old and the new name of one parameter. Hugging Face's Trainer reads only the old name."""
 
 _SHARDED_DEGREE = "sharded_data_parallel_degree"
+
+_NAMES_OF_DEGREES = (_NEW_DEGREE, _OLD_DEGREE, _SHARDED_DEGREE)
+"""Parameters of which a job of smp needs one."""
 
 OPEN_LIBRARY = "trainworks-smdistributed"
 """The distribution with this project's own smddp and smp; the image's manifest protects it."""
@@ -35,6 +38,7 @@ class _Range(NamedTuple):
         most: The largest number; None for no limit.
         choices: The possible texts; empty for any text.
         may_be_null: Whether null is the same as no value.
+        has_no_effect: Whether this project's smp accepts the parameter, and does nothing with it.
     """
 
     type: str
@@ -42,6 +46,7 @@ class _Range(NamedTuple):
     most: int | None = None
     choices: tuple[str, ...] = ()
     may_be_null: bool = False
+    has_no_effect: bool = False
 
     def has(self, value: Json) -> bool:
         """Return whether the parameter can have this value."""
@@ -186,12 +191,16 @@ def _check_degree(value: Mapping[str, Json], where: str) -> list[Problem]:
     The guide requires this number. Only its page on sharded data parallelism has none, because
     sharding splits the model in another way.
     """
-    if _NEW_DEGREE in value or _OLD_DEGREE in value or _SHARDED_DEGREE in value:
+    if any(name in value for name in _NAMES_OF_DEGREES):
         return []
     problem = (
         f"neither {_NEW_DEGREE} nor {_OLD_DEGREE} says into how many partitions the model is split"
     )
     advice = f"give {_NEW_DEGREE}, or its older name {_OLD_DEGREE}: 1 keeps the model whole"
+    for name in value:
+        name_of_degree = suggestions.nearest(name, known())
+        if name not in known() and name_of_degree in _NAMES_OF_DEGREES:
+            advice = f"write {name_of_degree!r} in the place of {name!r}"
     return [Problem(problem, where, advice)]
 
 
@@ -205,6 +214,23 @@ def unknown(value: Json) -> list[str]:
                 f" {nearest(name, known())}"
             )
     return warnings
+
+
+def without_effect(value: Json, protected: Mapping[str, str]) -> list[str]:
+    """Return the names of the parameters with which this project's smp does nothing, sorted.
+
+    ``[]`` for an image with another smp. Unknown parameters are not among them.
+
+    Args:
+        value: The parameters.
+        protected: Distribution of the image -> its version, from the manifest.
+    """
+    if OPEN_LIBRARY not in protected:
+        return []
+    table = _table()
+    idle = set(table.without_effect)
+    idle.update(name for name, possible in table.ranges.items() if possible.has_no_effect)
+    return sorted(idle & mapping(value).keys())
 
 
 def check_processes(value: Json, where: str, processes: int) -> list[Problem]:

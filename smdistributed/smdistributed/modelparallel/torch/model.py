@@ -155,6 +155,20 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_SingleInstance):
         if state.cfg.pipeline_parallel_degree == 1:
             self._place(dict.fromkeys(dict(self.module.named_modules()), 0))
 
+    @property
+    def _ddp_params_and_buffers_to_ignore(self) -> Any:
+        """Refuse torch's DistributedDataParallel, which reads this name when it wraps a model.
+
+        It would average over all ranks, also over those with other parts of the model.
+
+        Raises:
+            SMPConfigError: Always.
+        """
+        raise SMPConfigError(
+            "torch's DistributedDataParallel cannot wrap smp.DistributedModel. Leave it out: set"
+            " ddp in the configuration, and smp.DistributedModel averages gradients over replicas"
+        )
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuse pickling, for example by ``torch.save(model)``, where parts of the model are on
         other ranks.

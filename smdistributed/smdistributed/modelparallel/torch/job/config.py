@@ -44,10 +44,11 @@ torch.distributed.fsdp.
 REFUSED: Mapping[str, Mapping[str, str]] = _TABLE["refused"]
 """Switches that cannot be on: the reason, and what to do instead."""
 
-IDLE_SHARDING = frozenset(
-    {"sdp_hierarchical_allgather", "sdp_param_persistence_threshold", "sdp_reduce_bucket_size"}
-)
-"""Keys of sharded data parallelism that PyTorch's fully_shard has no option for."""
+IDLE = frozenset(key for key, row in _TABLE["keys"].items() if row.get("has_no_effect"))
+"""Keys of AWS's guide that have no effect here."""
+
+IDLE_SHARDING = frozenset(key for key in IDLE if key.startswith("sdp_"))
+"""Those of sharded data parallelism: PyTorch's fully_shard has no option for them."""
 
 STRATEGIES = {"cluster": "DPT", "spread": "TPD"}
 """Names of placements, as letters: data, pipeline and tensor parallelism.

@@ -276,7 +276,7 @@ def _connect_with(start: _Start, peer: int, link: str, token: bytes) -> socket.s
     try:
         connection = socket.create_connection((host, int(port)), timeout=start.seconds_left)
         connection.sendall(_HELLO.pack(token[:_HALF], link.encode(), rank))
-        answer = exactly(connection, _HALF)
+        answer = exactly(connection, _HALF, end=start.end)
     except OSError as error:
         raise StartError(
             f"rank {rank} cannot connect with rank {peer}: {host} port {port} ({error})\n"
@@ -290,17 +290,25 @@ def _connect_with(start: _Start, peer: int, link: str, token: bytes) -> socket.s
     return connection
 
 
-def exactly(connection: socket.socket, count: int) -> bytes:
+def exactly(connection: socket.socket, count: int, end: float | None = None) -> bytes:
     """Read an exact number of bytes from a connection, and return them.
 
-    The call waits for them, without limit unless the socket has one.
+    Args:
+        connection: The connection.
+        count: Number of bytes.
+        end: Time at which to give up, as of `time.monotonic`. The socket's limit is changed for
+            it. None: each part of the bytes may take as long as the socket's limit.
 
     Raises:
+        TimeoutError: The bytes are not there at `end`.
         ConnectionError: The connection ended before.
         OSError: The connection cannot be read.
     """
     data = b""
     while len(data) < count:
+        if end is not None:
+            # A limit of 0 would mean not to wait at all, for bytes that are there, too.
+            connection.settimeout(max(end - time.monotonic(), 0.001))
         part = connection.recv(count - len(data))
         if not part:
             raise ConnectionError("the connection was closed")
