@@ -13,7 +13,7 @@ containers=""
 trap '[ -z "$containers" ] || docker rm --force $containers >/dev/null; docker network rm "$network" >/dev/null' EXIT
 for host in node-1 node-2; do
     # shellcheck disable=SC2086  # options are words
-    container=$(docker create --name "$host" --hostname "$host" --network "$network" --user "$(id -u)" \
+    container=$(docker create --name "$host" --hostname "$host" --network "$network" --user "$(id -u):$(id -g)" \
         --shm-size 1g --volume "$PWD:/src" --workdir /src --env TRAINWORKS_HOSTS=node-1,node-2 \
         --env TRAINWORKS_CHECKPOINT_DIRECTORY=/src/checkpoints ${DOCKER_OPTIONS:-} "$image" "$@")
     containers="$containers $container"

@@ -30,7 +30,7 @@ from row_schemas import schema_files  # noqa: E402
 from trainworks import errors  # noqa: E402 - the path has to be set first
 from trainworks.cli.commands import COMMANDS, grammar_of  # noqa: E402
 from trainworks.facts.load import load  # noqa: E402
-from trainworks.facts.rows import Facts, TargetRow  # noqa: E402
+from trainworks.facts.rows import Component, Facts, TargetRow  # noqa: E402
 from trainworks.inspect.listing import patches_until, render_summary  # noqa: E402
 from trainworks.plan.model import Request  # noqa: E402
 from trainworks.plan.resolve import make_plan  # noqa: E402
@@ -58,19 +58,38 @@ def components(facts: Facts) -> dict[str, str]:
     groups: dict[str, list[str]] = {"with": [], "without": [], "always": [], "vendor": []}
     for row in facts.components:
         when = "always" if row.required else "default" if row.default else "`--with`"
-        if row.needs_cuda:
-            when += ", CUDA only"
-        if row.frameworks:
-            when += f", {' and '.join(row.frameworks)} only"
-        if row.by_row:
-            when += ", some targets only"
-        if row.bases:
-            when += f", {' and '.join(row.bases)} only"
+        for condition in conditions(row):
+            when += f", {condition}"
         group = {"always": "always", "default": "without"}.get(when.partition(",")[0], "with")
         lines = groups["vendor" if row.sources == ("vendor",) else group]
         lines.append(f"| {row.name} | {row.summary} | {when} | {row.without or '-'} |\n")
     head = "| component | what | in an image | without it |\n|---|---|---|---|\n"
     return {f"components-{name}": head + "".join(lines) for name, lines in groups.items()}
+
+
+def conditions(row: Component) -> list[str]:
+    """Return the conditions of a component, such as ``["CUDA only", "pytorch only"]``."""
+    words = []
+    if row.needs_cuda:
+        words.append("CUDA only")
+    if row.frameworks:
+        words.append(f"{' and '.join(row.frameworks)} only")
+    if row.by_row:
+        words.append("some targets only")
+    if row.bases:
+        words.append(f"{' and '.join(row.bases)} only")
+    return words
+
+
+def choices_of_with(facts: Facts) -> str:
+    """Return a sentence with the components that ``--with`` adds to images of packages."""
+    choices = []
+    for row in facts.components:
+        if row.required or row.default or row.sources == ("vendor",):
+            continue
+        note = ", ".join(conditions(row))
+        choices.append(f"`{row.name}` ({note})" if note else f"`{row.name}`")
+    return f"`--with` takes {', '.join(choices)}.\n"
 
 
 def proved(facts: Facts) -> str:
@@ -426,6 +445,7 @@ def main() -> int:
     coverage = (ROOT / "tests" / "coverage.toml").read_text(encoding="utf-8")
     parts = {
         **components(facts),
+        "with": choices_of_with(facts),
         "choice": choice(facts),
         "drivers": drivers(facts),
         "images": images(facts),

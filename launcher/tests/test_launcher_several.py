@@ -343,7 +343,7 @@ def test_one_host_here_and_more_there_is_refused_with_both_names(name: str) -> N
     for hostname in ("pj-worker-0", "pj-master-0"):
         (problem,) = described(CONTRADICTS[name], hostname).problems
         for platform in name.split(" and "):
-            assert platform in problem.what
+            assert f"{platform} says " in problem.what
     description = described(
         {**CONTRADICTS[name], "TRAINWORKS_HOSTS": "box", "TRAINWORKS_HOST": "box"}
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import subprocess
 import sys
 import time
@@ -268,6 +269,20 @@ def test_the_batch_script_of_the_page(
     status, text = run_batch(slurm, tmp_path, manifest, batch, TORCH)
     assert status == 0, text
     assert text.count("equal True") == 4, text
+
+
+def test_the_limits_of_a_task_are_those_of_slurmd(slurm: Slurm, page_blocks: list[str]) -> None:
+    """The page's line gives a task what slurmd has, where the shell that calls srun has less."""
+    (line,) = page_blocks
+    _, limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    highest = "unlimited" if limit == resource.RLIM_INFINITY else str(limit // 1024)
+    words = ("bash", "-c", f"ulimit -S -l 100; {line}")
+    done = slurm.run(*words)
+    assert done.stdout.splitlines().count(highest) == 2, done.stdout
+    assert done.stdout.count("/dev/shm") >= 2, done.stdout
+    words = ("bash", "-c", f"ulimit -S -l 100; {line.replace('--propagate=NONE', '')}")
+    done = slurm.run(*words)
+    assert done.stdout.splitlines().count("100") == 2, done.stdout
 
 
 REQUEUED = """

@@ -224,6 +224,13 @@ class EngineError(TrainworksError):
     meaning = "the engine itself failed"
 
 
+class NotComparedError(TrainworksError):
+    """Nothing that was compared is missing in an image, but not everything was compared."""
+
+    exit_status = 20
+    meaning = "the advisory service did not answer; nothing else is missing"
+
+
 class InterruptionError(TrainworksError):
     """Ctrl-C or SIGTERM came."""
 

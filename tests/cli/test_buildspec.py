@@ -163,6 +163,17 @@ def words_of(content: Any) -> list[list[str]]:
     return words
 
 
+PROJECT = "arn:aws:codebuild:eu-west-1:111122223333:build/images"
+"""The project that the provenance names as the builder."""
+
+
+def expand(word: str) -> str:
+    """Return a word as the shell of a build has it."""
+    variables = {"CODEBUILD_BUILD_ARN": f"{PROJECT}:b1e6661e-e4f2-4156-9ab9-82a19EXAMPLE"}
+    command = ("bash", "-euc", f'printf %s "{word}"')
+    return subprocess.run(command, env=variables, check=True, capture_output=True, text=True).stdout
+
+
 def options_of(words: list[str]) -> Namespace:
     """Return the options of a call of `build.py` without a command's name."""
     return parser().parse_args(words[2:])
@@ -175,6 +186,7 @@ def test_what_it_runs_is_there_and_takes_these_words(content: Any, root: Path) -
     )
     assert lock.parser().parse_args(locks[3:]).only == options_of(build).only == ["$TARGET"]
     assert prove.parser().parse_args(proves[3:]).pushed == "$REPOSITORY:$TARGET"
+    assert expand(prove.parser().parse_args(proves[3:]).builder) == PROJECT
     options = options_of(build)
     assert (options.only, options.until, options.strict) == (["$TARGET"], "test", True)
     assert pushes[2] == "push"
@@ -302,6 +314,7 @@ def test_reports_come_from_where_they_are_written(content: Any) -> None:
         pytest.param("yes", 0, 0, True, id="nothing is missing"),
         pytest.param("yes", 0, 18, False, id="an update is missing"),
         pytest.param("yes", 0, 10, False, id="the archive does not answer"),
+        pytest.param("yes", 0, 20, False, id="the advisory service does not answer"),
         pytest.param("yes", 1, 0, False, id="never pushed"),
     ],
 )

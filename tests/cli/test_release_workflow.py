@@ -332,6 +332,24 @@ def test_the_role_is_taken_before_the_login_and_both_before_the_build(workflow: 
     assert workflow["jobs"]["release"]["permissions"]["id-token"] == "write"
 
 
+def test_the_provenance_names_the_builder_as_the_signatures_certificate_does(
+    workflow: Any,
+) -> None:
+    """Fulcio's certificate names the file of the workflow, with the ref that it ran from."""
+    (release,) = [
+        command for command in commands(workflow["jobs"]["release"]) if "tools/release " in command
+    ]
+    words = shlex.split(release)
+    builder = words[words.index("--builder") + 1]
+    variables = {
+        "GITHUB_SERVER_URL": "https://github.com",
+        "GITHUB_WORKFLOW_REF": "OWNER/NAME/.github/workflows/release.yml@refs/heads/main",
+    }
+    command = ("bash", "-euc", f'printf %s "{builder}"')
+    done = subprocess.run(command, env=variables, check=True, capture_output=True, text=True)
+    assert done.stdout == "https://github.com/" + variables["GITHUB_WORKFLOW_REF"]
+
+
 def test_what_is_set_by_hand_wins_over_the_variables_of_the_repository(workflow: Any) -> None:
     """A default of an input would win over the variable, too.
 

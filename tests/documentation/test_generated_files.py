@@ -149,9 +149,11 @@ def test_a_component_that_no_target_has_asks_for_its_own_line(copied: Path) -> N
         'source = "Debian archive: htop"\n',
     )
     (copied / "templates" / "components" / "htop.j2").write_text("{#\n#}\n", encoding="utf-8")
-    stale_message = "docs/tables/components.md is not what the facts say: run `make docs`\n"
-    assert generate(copied, "--check") == (1, stale_message)
-    assert generate(copied) == (0, "docs/tables/components.md\n")
+    stale = ("docs/use.md", "docs/tables/components.md")
+    messages = [f"{page} is not what the facts say: run `make docs`\n" for page in stale]
+    assert generate(copied, "--check") == (1, "".join(messages))
+    assert generate(copied) == (0, "".join(f"{page}\n" for page in stale))
+    assert ", `htop`" in (copied / "docs" / "use.md").read_text(encoding="utf-8")
     after = (copied / "docs" / "tables" / "components.md").read_text(encoding="utf-8").splitlines()
     line = "| htop | htop, to look at processes | `--with` | no htop |"
     assert [line_after for line_after in after if line_after != line] == before

@@ -147,6 +147,27 @@ def test_a_part_of_a_manifest_is_valid(part: str, page_blocks: list[Block]) -> N
     jsonschema.Draft202012Validator(schema_of(kind)).validate(manifest)
 
 
+def test_the_processes_of_a_trainjob(page_blocks: list[Block], tmp_path: Path) -> None:
+    """The field is the operator's variable; the command's own number wins over it."""
+    (block,) = page_blocks
+    manifest = merge(MANIFESTS["TrainJob"], yaml.safe_load(block.text))
+    jsonschema.Draft202012Validator(schema_of("TrainJob")).validate(manifest)
+    trainer = manifest["spec"]["trainer"]
+    variables = {
+        "PET_NNODES": str(trainer["numNodes"]),
+        "PET_NODE_RANK": "1",
+        "PET_MASTER_ADDR": "digits-node-0-0.digits",
+        "PET_MASTER_PORT": "29400",
+        "PET_NPROC_PER_NODE": str(trainer["numProcPerNode"]),
+    }
+    command = trainer["command"]
+    own = [command[0], "--processes-per-host", "2", *command[1:]]
+    for words, processes in ((command, 4), (own, 2)):
+        folder = tmp_path / str(processes)
+        folder.mkdir()
+        assert f"--nproc-per-node={processes}" in plan(words, variables, folder)["argv"]
+
+
 @pytest.mark.parametrize("field", ["containers", "completionMode", "replicatedJobs", "limits"])
 def test_a_wrong_field_anywhere_would_be_found(field: str) -> None:
     text = json.dumps(MANIFESTS["JobSet"])

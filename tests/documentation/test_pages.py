@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import trainworks
@@ -37,6 +38,33 @@ def test_the_failing_job_of_the_page_on_debugging(
     assert "the entry point, a script" in done.stdout
     assert "ended with 3\n" in done.stdout
     assert done.stdout.endswith("exit status 3\n")
+
+
+SAVES_OR_FAILS = """
+import os, sys
+if "--fail" in sys.argv:
+    raise ValueError("before anything was saved")
+for name in ("SM_MODEL_DIR", "SM_OUTPUT_DATA_DIR"):
+    open(os.path.join(os.environ[name], "saved"), "w").close()
+"""
+
+
+def test_a_failed_run_keeps_what_the_run_before_it_saved(root: Path, tmp_path: Path) -> None:
+    """docs/jobs.md and docs/platforms/index.md say so: only `output/success` tells them apart."""
+    (tmp_path / "train.py").write_text(SAVES_OR_FAILS, encoding="utf-8")
+    variables = {**os.environ, "PYTHONPATH": str(root / "launcher")}
+    train = (sys.executable, "-m", "trainworks_launcher", "--", "train.py")
+    for more, status, outcome in (
+        ((), 0, {"success"}),
+        (("--fail",), 1, {"failure", "failure.json"}),
+        ((), 0, {"success"}),
+    ):
+        done = subprocess.run((*train, *more), cwd=tmp_path, env=variables, check=False)
+        assert done.returncode == status
+        files = {path.name for path in (tmp_path / "output").iterdir() if path.is_file()}
+        assert files == outcome
+        assert (tmp_path / "model" / "saved").exists()
+        assert (tmp_path / "output" / "data" / "saved").exists()
 
 
 def commands(path: Path) -> list[tuple[str, ...]]:

@@ -17,13 +17,14 @@ import pytest
 from image.support import ROOT, copied_checkout, engine_that_answers
 from push.signing import attestations, judge, make_key, sign_released, verify
 from push.support import RegistryServer
-from trainworks.attestation.provenance import LOCAL_BUILDER
 from trainworks.errors import ProofError
 from trainworks.facts.load import load
 
 pytestmark = pytest.mark.engine
 
 STEPS = ["build", "jobs", "scan"]
+BUILDER = "https://ci.example/images"
+"""The builder that the provenance names."""
 
 
 @pytest.mark.usefixtures("logged_in")
@@ -42,7 +43,7 @@ def test_a_release_that_was_killed_goes_on_where_it_was(
         text=True,
     )
     (target,) = json.loads(listed.stdout)
-    options = ("--root", str(root), "--results", str(results), "--keep")
+    options = ("--root", str(root), "--results", str(results), "--keep", "--builder", BUILDER)
     command = (*program, "--repository", f"{server.host}/team/pytorch", "--only", target, *options)
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -85,6 +86,6 @@ def sign_and_verify(results: Path, folder: Path, address: str) -> None:
     assert verify("verify", address, public)[0] == 0
     assert verify("verify", address, other.with_suffix(".pub"))[0] != 0
     proven = attestations(address, public)
-    assert judge(folder, address, proven, LOCAL_BUILDER) == 0
+    assert judge(folder, address, proven, BUILDER) == 0
     changed = f"{address.partition('@')[0]}@sha256:{'0' * 64}"
-    assert judge(folder, changed, proven, LOCAL_BUILDER) == ProofError.exit_status
+    assert judge(folder, changed, proven, BUILDER) == ProofError.exit_status

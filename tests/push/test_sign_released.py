@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from documentation.blocks import Block
 from lock.servers import Server
 from proof.support import tiny_proof
 from push.hostile import Hostile
@@ -178,9 +179,11 @@ def test_a_key_of_kms_signs(
     address: str,
     tmp_path: Path,
     plain_server: Server,
+    page_blocks: list[Block],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As buildspec.yml calls it. The key never leaves KMS; its public part is enough to verify."""
+    (block,) = page_blocks
     public = serve_key(plain_server, tmp_path, "alias/images")
     monkeypatch.setenv("AWS_ENDPOINT_URL_KMS", plain_server.url)
     monkeypatch.setenv("AWS_REGION", "eu-west-1")
@@ -190,6 +193,16 @@ def test_a_key_of_kms_signs(
     assert (done.returncode, done.stdout) == (0, f"signed: {address}\n"), done.stderr
     assert verify("verify", address, public)[0] == 0
     assert judge(tmp_path, address, attestations(address, public), BUILDER) == 0
+
+    script = block.adapted(builder=BUILDER).replace("build.py", str(root / "build.py"))
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run(
+        ("bash", "-euc", script),
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path, "image": address},
+        check=True,
+    )
+    assert (tmp_path / "cosign.pub").read_bytes() == public.read_bytes()
 
     done = sign_released(root, results, "--key", "awskms:///alias/none")
     assert (done.returncode, done.stdout) == (1, "")

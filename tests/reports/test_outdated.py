@@ -18,6 +18,8 @@ from trainworks.build.outdated import (
     OSV,
     OutdatedReport,
     Update,
+    advisory_service,
+    check_report,
     days_since,
     ended_framework,
     installed_distributions,
@@ -28,6 +30,7 @@ from trainworks.build.outdated import (
 )
 from trainworks.engine.protocol import BuiltImage
 from trainworks.engine.tree import ImageTree, TreeMember
+from trainworks.errors import NotComparedError, OutdatedError
 from trainworks.facts.rows import EndOfPatch, Facts, LockedPackage
 from trainworks.host.advisories import Advisory
 from trainworks.host.settings import read_host_settings
@@ -264,9 +267,8 @@ def test_published_advisories_are_asked_by_version_with_their_next_fix(
 ) -> None:
     service = Service(server)
     installed = {"torch": "2.4.1+cu121", "requests": "2.30.0", "numpy": "2.0"}
-    advisories, unknown = published_advisories(
-        installed, facts, read_host_settings({}), {OSV: service.address}
-    )
+    assert advisory_service(facts, {OSV: f"{service.address}/"}) == service.address
+    advisories, unknown = published_advisories(installed, service.address, read_host_settings({}))
     assert unknown == ()
     assert [
         (advisory.name, advisory.identifier, advisory.fixed, advisory.summary)
@@ -282,16 +284,38 @@ def test_published_advisories_are_asked_by_version_with_their_next_fix(
 
 
 @pytest.mark.parametrize("answer", [b"[]", b"{}", b"<html>", b'{"results": [1]}'])
-def test_a_service_that_does_not_answer_is_a_line_and_no_failure(
-    server: Server, facts: Facts, answer: bytes
+def test_an_image_is_not_called_complete_if_the_service_does_not_answer(
+    server: Server, answer: bytes
 ) -> None:
     server.serve("/v1/querybatch", answer)
-    for address in (server.url, f"{server.url}/nowhere", ""):
-        advisories, (sentence,) = published_advisories(
-            {"torch": "2"}, facts, read_host_settings({}), {OSV: address}
-        )
+    for address in (server.url, f"{server.url}/nowhere"):
+        advisories, unknown = published_advisories({"torch": "2"}, address, read_host_settings({}))
         assert advisories == ()
-        assert sentence.startswith("advisories about Python packages were not compared: ")
+        report = OutdatedReport(
+            name="one", identity="sha256:1", packages=9, updates=(), unknown=unknown
+        )
+        with pytest.raises(NotComparedError, match="Python packages were not compared: ") as raised:
+            check_report(report, allow_ended=True)
+        assert raised.value.exit_status == 20
+
+
+def test_an_update_that_is_missing_counts_more_than_what_is_not_known() -> None:
+    update = Update(name="libssl3", installed="1", update="2")
+    report = OutdatedReport(
+        name="one", identity="sha256:1", packages=9, updates=(update,), unknown=("not compared",)
+    )
+    with pytest.raises(OutdatedError, match="libssl3"):
+        check_report(report, allow_ended=True)
+
+
+def test_a_service_that_the_user_switched_off_is_a_line_and_no_failure(facts: Facts) -> None:
+    assert advisory_service(facts, {}) == facts.advisories[0].url
+    assert advisory_service(facts, {OSV: ""}) == ""
+    report = OutdatedReport(
+        name="one", identity="sha256:1", packages=9, updates=(), skipped=("none is asked",)
+    )
+    check_report(report, allow_ended=False)
+    assert "\nnone is asked\n" in report.as_text()
 
 
 def test_what_makes_an_image_one_to_replace() -> None:

@@ -18,7 +18,13 @@ from trainworks.build.apt_outside import upgrade_outside
 from trainworks.engine import choose, image_in
 from trainworks.engine.protocol import BuiltImage
 from trainworks.engine.tree import ImageTree, read_tree
-from trainworks.errors import HostError, LockError, UnknownNameError
+from trainworks.errors import (
+    HostError,
+    LockError,
+    NotComparedError,
+    OutdatedError,
+    UnknownNameError,
+)
 from trainworks.facts.rows import Base, EndOfPatch, Facts, LockedPackage, TargetRow
 from trainworks.host import foreign_apt
 from trainworks.host.advisories import Advisory, find_advisories
@@ -105,7 +111,8 @@ class OutdatedReport:
         parts: Components in other versions than today's rows; empty for an image of no target.
         archives: A sentence for each suite that has moved since it was locked: the next image has
             its updates.
-        unknown: A sentence for each failed comparison; none is a reason to fail.
+        unknown: A sentence for each failed comparison: the image may lack what was not compared.
+        skipped: A sentence for each comparison that the user switched off.
         days: Whole days since the build; None for an image with a constant time.
     """
 
@@ -121,6 +128,7 @@ class OutdatedReport:
     parts: tuple[Update, ...] = ()
     archives: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
     days: int | None = None
 
     def missing(self, *, allow_ended: bool = False) -> list[str]:
@@ -179,6 +187,7 @@ class OutdatedReport:
             f"{suite}: `build.py lock --upgrade system` moves the lock" for suite in self.archives
         ]
         lines += self.unknown
+        lines += self.skipped
         if self.days is not None:
             noun = "day" if self.days == 1 else "days"
             lines.append(f"built {self.days} {noun} ago")
@@ -247,7 +256,14 @@ def find_outdated(
     base = facts.base_by_name.get(release_name)
     python, installed = installed_distributions(tree, image)
     lock = facts.locks.get(facts.name_of(row)) if row else None
-    advisories, unknown = published_advisories(installed, facts, settings, environment)
+    service = advisory_service(facts, environment)
+    advisories: tuple[Advisory, ...] = ()
+    unknown: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+    if service:
+        advisories, unknown = published_advisories(installed, service, settings)
+    else:
+        skipped = ("advisories about Python packages were not compared: no service is named",)
     wheel_index = row.wheel_index if row else ""
     return OutdatedReport(
         name=reference,
@@ -261,9 +277,43 @@ def find_outdated(
         advisories=advisories,
         parts=moved_components(tree.read(MANIFEST) or b"", image_name, facts),
         unknown=unknown,
+        skipped=skipped,
         archives=moved_archives(base, facts, settings) if base else (),
         days=days_since(image.created),
     )
+
+
+def check_report(report: OutdatedReport, *, allow_ended: bool) -> None:
+    """Refuse an image that lacks something, or that was not compared with everything.
+
+    Args:
+        report: The report, which the user has seen.
+        allow_ended: Whether a framework without patches is accepted.
+
+    Raises:
+        OutdatedError: Something is missing.
+        NotComparedError: Nothing is missing, but not everything could be compared.
+    """
+    missing = report.missing(allow_ended=allow_ended)
+    if missing:
+        raise OutdatedError(
+            f"{report.name}: {'; '.join(missing)}",
+            hint=(
+                "`build.py lock --upgrade system` and a build bring updates of the distribution,"
+                " `build.py lock --upgrade --only TARGET` those of Python packages; a framework"
+                " without patches needs a newer target, or --allow-ended (docs/ship.md)"
+            ),
+            reported=True,
+        )
+    if report.unknown:
+        raise NotComparedError(
+            f"{report.name}: {'; '.join(report.unknown)}",
+            hint=(
+                f"repeat the command, or name another service with OSV's interface in {OSV};"
+                " with an empty value none is asked"
+            ),
+            reported=True,
+        )
 
 
 def is_security(change: re.Match[str]) -> bool:
@@ -349,34 +399,36 @@ def moved_components(manifest: bytes, named: ImageName | None, facts: Facts) -> 
     return tuple(updates)
 
 
+def advisory_service(facts: Facts, environment: Mapping[str, str]) -> str:
+    """Return the address of the service to ask; ``""``: none, because the environment says so.
+
+    Args:
+        facts: The service, if the environment names none.
+        environment: The process's environment: ``OSV``.
+    """
+    address = facts.advisories[0].url if facts.advisories else ""
+    return environment.get(OSV, address).rstrip("/")
+
+
 def published_advisories(
-    installed: Mapping[str, str],
-    facts: Facts,
-    settings: HostSettings,
-    environment: Mapping[str, str],
+    installed: Mapping[str, str], address: str, settings: HostSettings
 ) -> tuple[tuple[Advisory, ...], tuple[str, ...]]:
     """Ask a service for the advisories about distributions.
 
     Args:
         installed: Normalised name to version.
-        facts: The service, if the environment names none.
+        address: The service.
         settings: This machine's proxies and CAs.
-        environment: The process's environment: ``OSV``.
 
     Returns:
-        The advisories, and no sentence; or no advisories, and a sentence why none was asked or
-        answered.
+        The advisories, and no sentence; or no advisories, and a sentence why the service did not
+        answer.
     """
-    address = facts.advisories[0].url if facts.advisories else ""
-    address = environment.get(OSV, address).rstrip("/")
-    if not address:
-        return (), ("advisories about Python packages were not compared: no service is named",)
     with Client(settings, limits=LIMITS) as client:
         try:
             return find_advisories(installed, address, client), ()
         except UnreachableError as error:
-            sentence = f"advisories about Python packages were not compared: {error.message}"
-            return (), (f"{sentence}; {OSV} names another service with OSV's interface",)
+            return (), (f"advisories about Python packages were not compared: {error.message}",)
 
 
 def installed_distributions(tree: ImageTree, image: BuiltImage) -> tuple[str, dict[str, str]]:

@@ -496,7 +496,7 @@ def _check_counts(
 
         problem = (
             f"{row.name} says that the job has one host ({description.where}),"
-            f" and {other.name} {number} ({mark})"
+            f" and {other.name} says {number} ({mark})"
         )
         advice = (
             f"unset the variables of the one that is wrong, or set {names.HOSTS_VARIABLE} and"

@@ -20,7 +20,7 @@ from trainworks.cli.grammar import (
     Manual,
 )
 from trainworks.cli.options import add_engine, add_format
-from trainworks.errors import BuildError, HostError, OutdatedError
+from trainworks.errors import BuildError, HostError, NotComparedError, OutdatedError
 from trainworks.terminal.output import put_result
 
 
@@ -35,7 +35,8 @@ def parser() -> Grammar:
             " of this machine. No program of the image runs. Compares the image with its target's"
             " lock and rows, asks a service with OSV's interface for advisories about its Python"
             " packages, and says whether its framework gets patches. The command fails where not"
-            " everything could be compared; a service that does not answer is only a line."
+            " everything could be compared. With TRAINWORKS_OSV set to the empty text no service is"
+            " asked."
         ),
         examples=(
             Example(
@@ -53,7 +54,14 @@ def parser() -> Grammar:
             "no security update is missing, no advisory is published,"
             " and the framework gets patches"
         ),
-        fails=(*PLANNING_ERRORS, *IMAGE_ERRORS, BuildError, HostError, OutdatedError),
+        fails=(
+            *PLANNING_ERRORS,
+            *IMAGE_ERRORS,
+            BuildError,
+            HostError,
+            OutdatedError,
+            NotComparedError,
+        ),
         reads=(FACTS, HOST_SETTINGS, APT_SETTINGS, DOCKER_HOST, OSV_SERVICE),
         see_also=("prove", "docs/ship.md"),
     )
@@ -75,22 +83,13 @@ def run(options: Namespace, root: Path) -> int:
     """Print the missing updates of an image, and its advisories; return 0 without any.
 
     Raises:
-        OutdatedError: Something is missing, or could not be compared.
+        OutdatedError: Something is missing.
+        NotComparedError: Nothing is missing, but not everything could be compared.
     """
-    from trainworks.build.outdated import find_outdated
+    from trainworks.build.outdated import check_report, find_outdated
     from trainworks.facts.load import load
 
     report = find_outdated(options.image, options.engine, load(root), os.environ)
     put_result(options.format, report.as_values(), report.as_text())
-    missing = report.missing(allow_ended=options.allow_ended)
-    if missing:
-        raise OutdatedError(
-            f"{report.name}: {'; '.join(missing)}",
-            hint=(
-                "`build.py lock --upgrade system` and a build bring updates of the distribution,"
-                " `build.py lock --upgrade --only TARGET` those of Python packages; a framework"
-                " without patches needs a newer target, or --allow-ended (docs/ship.md)"
-            ),
-            reported=True,
-        )
+    check_report(report, allow_ended=options.allow_ended)
     return 0
