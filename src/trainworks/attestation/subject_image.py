@@ -82,7 +82,13 @@ def find_target_image(request: ProveRequest, root: Path) -> ProvableImage:
     facts = load(root)
     target = image_named(request.target, facts)
     if target is None:
-        raise make_unknown_name_error("target", request.target, map(facts.name_of, facts.targets))
+        error = make_unknown_name_error("target", request.target, map(facts.name_of, facts.targets))
+        if "/" in request.target or ":" in request.target:
+            advice = (
+                "for an image that `build.py extend` made, give --base and the options of its build"
+            )
+            raise UnknownNameError(error.message, hint=f"{error.hint}; {advice}")
+        raise error
     build_request = replace(
         request_for(target.row, facts),
         with_components=request.with_components,
