@@ -49,7 +49,7 @@ def checkout(root: Path, tmp_path: Path) -> Path:
     """Give a git repository with the program and a test."""
     folder = tmp_path / "checkout"
     (folder / "tools").mkdir(parents=True)
-    (folder / "tools" / "evidence.py").write_bytes((root / "tools" / "evidence.py").read_bytes())
+    shutil.copy(root / "tools" / "evidence.py", folder / "tools" / "evidence.py")
     (folder / "test_toy.py").write_text("def test_a(): ...\ndef test_b(): ...\n", encoding="utf-8")
     (folder / ".gitignore").write_text("__pycache__/\n", encoding="utf-8")
     who = ("-c", "user.name=a", "-c", "user.email=a@example.org")
