@@ -13,9 +13,12 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
+from typing import Any, TypeVar
+
+from tool_start import FileError, exit_status_of, use_environment
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "tests" / "coverage.toml"
@@ -92,15 +95,38 @@ class Table:
         return tuple(tests)
 
 
+Row = TypeVar("Row", Page, Item)
+
+
 def read_table(text: str) -> Table:
-    """Read the text of the file; an unknown key is a ``TypeError``."""
-    data = tomllib.loads(text)
-    pages = [Page(**row) for row in data["page"]]
+    """Read the text of the file.
+
+    Raises:
+        FileError: It is not TOML, or a row has an unknown key or lacks one.
+    """
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise FileError(f"tests/coverage.toml: not TOML: {error}") from error
+    pages = [_read_row(Page, "page", row) for row in data.get("page", ())]
     items = []
-    for row in data["item"]:
+    for row in data.get("item", ()):
         tests = tuple(row.get("tests", ()))
-        items.append(Item(**{**row, "tests": tests}))
+        items.append(_read_row(Item, "item", {**row, "tests": tests}))
     return Table(tuple(pages), tuple(items))
+
+
+def _read_row(row_type: type[Row], kind: str, row: Mapping[str, Any]) -> Row:
+    """Return a row of the file. Raises FileError for an unknown key, or one that is missing."""
+    columns = fields(row_type)
+    required = {column.name for column in columns if column.default is MISSING}
+    unknown = row.keys() - {column.name for column in columns}
+    problems = [f"unknown key {name!r}" for name in sorted(unknown)]
+    problems += [f"key {name!r} is missing" for name in sorted(required - row.keys())]
+    if problems:
+        where = row.get("number", row.get("name", "without a number"))
+        raise FileError(f"tests/coverage.toml: {kind} {where}: {', '.join(problems)}")
+    return row_type(**row)
 
 
 def problems(table: Table, worked: Sequence[str], ids: Iterable[str] | None = None) -> list[str]:
@@ -266,7 +292,11 @@ def page_markdown(table: Table) -> str:
 
 
 def main(words: Sequence[str]) -> int:
-    """Check the table and run the tests; return the exit status."""
+    """Check the table and run the tests; return the exit status.
+
+    Raises:
+        FileError: The table cannot be read.
+    """
     table = read_table(TABLE.read_text(encoding="utf-8"))
     if "--record" in words:
         lines = recorded(table, read_record())
@@ -301,4 +331,5 @@ def main(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    use_environment()
+    sys.exit(exit_status_of(lambda: main(sys.argv[1:])))

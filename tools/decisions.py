@@ -11,12 +11,14 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
+from tool_start import FileError
+
 LINK = re.compile(r"\[(\d+)\]\((\d{4}-[a-z0-9-]+\.md)\)")
 CHANGES = "Changes: "
 CHANGED_BY = "Changed by: "
 
 
-class DecisionError(Exception):
+class DecisionError(FileError):
     """The head of a decision has another form, or names a decision that is not there."""
 
 

@@ -381,6 +381,18 @@ def list_tests(part: str, tests: Sequence[Test]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def check_step(text: str) -> str:
+    """Return a step of a suite as it is; an empty command would pass as a test.
+
+    Raises:
+        ArgumentTypeError: It has not the form ``NAME: COMMAND``.
+    """
+    name, _, command = text.partition(": ")
+    if not name.strip() or not command.strip():
+        raise argparse.ArgumentTypeError(f"write it as 'NAME: COMMAND', not {text!r}")
+    return text
+
+
 def run(suite: str, steps: Sequence[str]) -> int:
     """Run the steps of a suite until one fails, and write the record; return the exit status of the
     last step.
@@ -419,12 +431,12 @@ def run(suite: str, steps: Sequence[str]) -> int:
     return status
 
 
-def of_gpu(report: Mapping[str, Any]) -> Path:
+def of_gpu(report: Any) -> Path:
     """Write the record of a report of tests/gpu/run.py.
 
     Raises ValueError for one that shows nothing of a GPU.
     """
-    if report.get("schema") != 1:
+    if not isinstance(report, dict) or report.get("schema") != 1:
         raise ValueError("it is not a report of tests/gpu/run.py")
     if report["device"] != "cuda":
         raise ValueError("it is of a CPU, which stands in for a GPU")
@@ -490,6 +502,8 @@ def signer_of(record: Path, signers: Path) -> str:
 def check_record(path: Path) -> None:
     """Raise ValueError for a record, or a list of its tests, that is not as it was written."""
     record = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(record, dict) or "digest" not in record:
+        raise ValueError("it is not a record: it has no digest")
     if record["digest"] != digest_of(record):
         raise ValueError("changed: its digest does not fit")
     # The digest has the sha256 of the list: who signs the record signs the list.
@@ -502,6 +516,24 @@ def check_record(path: Path) -> None:
         raise ValueError(f"its list of tests was changed: {tests.name}")
 
 
+def describe_error(error: Exception) -> str:
+    """Return in words why a file is not a record or a report.
+
+    For example ``No such file or directory``, or ``the key 'device' is missing``.
+    """
+    if isinstance(error, json.JSONDecodeError):
+        return f"it is not JSON: {error}"
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is not text: {error}"
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    if isinstance(error, KeyError):
+        return f"the key {error} is missing, or its value is not known"
+    if isinstance(error, ValueError):
+        return str(error)
+    return f"it has another form: {error}"
+
+
 def verify(records: Sequence[Path], signers: Path) -> int:
     """Print for each record who signed it; return 1 if one, or its list of tests, is not as it was
     written, else 0.
@@ -512,8 +544,8 @@ def verify(records: Sequence[Path], signers: Path) -> int:
             check_record(path)
             signer = signer_of(path, signers)
             print(f"{path.name}: {f'signed by {signer}' if signer else 'unsigned'}")
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            print(f"{path.name}: {error}")
+        except (OSError, ValueError) as error:
+            print(f"{path.name}: {describe_error(error)}")
             status = 1
     if not records:
         print("there is no record", file=sys.stderr)
@@ -527,7 +559,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     suite = commands.add_parser("run", help="run a suite and record it")
     suite.add_argument("suite")
-    suite.add_argument("steps", nargs="+", metavar="NAME: COMMAND")
+    suite.add_argument("steps", nargs="+", type=check_step, metavar="NAME: COMMAND")
     gpu = commands.add_parser("gpu", help="record a report of `make gpu`")
     gpu.add_argument("report", type=Path)
     signing = commands.add_parser("sign", help="sign a record by a key of ssh-keygen")
@@ -549,8 +581,9 @@ def main() -> int:
         return verify(records, options.signers)
     try:
         of_gpu(json.loads(options.report.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        print(f"{options.report}: {error}; no record is written", file=sys.stderr)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        problem = describe_error(error)
+        print(f"{options.report}: {problem}; no record is written", file=sys.stderr)
         return 1
     return 0
 

@@ -21,13 +21,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "src"))
+from tool_start import FileError, exit_status_of, use_environment
 
-from coverage_table import page_markdown, read_table  # noqa: E402
-from decisions import DecisionError, decision_pages  # noqa: E402
+use_environment()
+
+from coverage_table import page_markdown, read_table  # noqa: E402 - imported by the right Python
+from decisions import decision_pages  # noqa: E402
 from row_schemas import schema_files  # noqa: E402
-from trainworks import errors  # noqa: E402 - the path has to be set first
+from trainworks import errors  # noqa: E402
 from trainworks.cli.commands import COMMANDS, grammar_of  # noqa: E402
 from trainworks.facts.load import load  # noqa: E402
 from trainworks.facts.rows import Component, Facts, TargetRow  # noqa: E402
@@ -41,6 +42,8 @@ from trainworks.plan.select import (  # noqa: E402
     version_key,
 )
 from trainworks.render.manifest import render_manifest  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent.parent
 
 MARKED = re.compile(r"(<!-- generated: ([a-z-]+) -->\n)(.*?)(<!-- end of generated -->)", re.DOTALL)
 
@@ -319,6 +322,9 @@ def files_of_evidence() -> list[str]:
 def evidence() -> str:
     """Return the newest record of each suite and machine in evidence/, and beside a green one the
     newest that failed.
+
+    Raises:
+        FileError: A file is not a record.
     """
     files = files_of_evidence()
     newest: dict[tuple[str, str], str] = {}
@@ -328,12 +334,19 @@ def evidence() -> str:
         # Beside records there are lists of tests, signatures, and the keys of those who sign.
         if not name.endswith(".json"):
             continue
-        record = json.loads((ROOT / name).read_text(encoding="utf-8"))
-        suite_and_machine = record["suite"], machine_text(record["where"])
+        try:
+            record = json.loads((ROOT / name).read_text(encoding="utf-8"))
+            suite_and_machine = record["suite"], machine_text(record["where"])
+            has_failed = any(part["result"] == "failed" for part in record["parts"])
+            rows[name] = evidence_row(name, record, files)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise FileError(
+                f"{name}: not a record of tools/evidence.py ({error!r}): restore it, for example"
+                f" `git restore {name}`, or remove it"
+            ) from error
         newest[suite_and_machine] = name
-        if any(part["result"] == "failed" for part in record["parts"]):
+        if has_failed:
             newest_failed[suite_and_machine] = name
-        rows[name] = evidence_row(name, record, files)
     if not rows:
         return "There is no record yet.\n"
     lines = ["| what | date | commit | where | result | took |", "|---|---|---|---|---|---|"]
@@ -440,7 +453,12 @@ def filled(text: str, parts: Mapping[str, str]) -> str:
 
 
 def main() -> int:
-    """Write the generated files, or with `--check` print those that differ."""
+    """Write the generated files, or with `--check` print those that differ.
+
+    Raises:
+        FileError: A page, a record or the table of coverage cannot be read.
+        TrainworksError: The rows are wrong, or a lock does not fit its target.
+    """
     facts = load(ROOT)
     coverage = (ROOT / "tests" / "coverage.toml").read_text(encoding="utf-8")
     parts = {
@@ -473,10 +491,7 @@ def main() -> int:
     texts[launcher / "trainworks_launcher" / "job" / "smp_parameters.json"] = parameters
     for name, schema in schema_files().items():
         texts[ROOT / "images" / "schema" / name] = schema
-    try:
-        texts |= decision_pages(ROOT)
-    except DecisionError as error:
-        sys.exit(str(error))
+    texts |= decision_pages(ROOT)
 
     stale = []
     for path, text in texts.items():
@@ -496,4 +511,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status_of(main))

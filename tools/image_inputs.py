@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Print the digests of inputs that this checkout gives to images, as JSON: name to digests.
 
-    .venv/bin/python tools/image_inputs.py NAME:TAG...
+    tools/image_inputs.py NAME:TAG...
 
 An image has such a digest as its label `trainworks.inputs`. There may be two: one for a base image
 that is pulled, one for the same base where no registry gives it. Names that no target has are left
@@ -15,12 +15,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainworks.errors import TrainworksError
-from trainworks.facts.load import load
-from trainworks.facts.rows import Facts
-from trainworks.plan.resolve import make_plan, remove_pulled_bases
-from trainworks.plan.variants import image_named, request_of
-from trainworks.render.dockerfile import render
+from tool_start import exit_status_of, use_environment
+
+use_environment()
+
+from trainworks.errors import TrainworksError  # noqa: E402 - imported by the right Python
+from trainworks.facts.load import load  # noqa: E402
+from trainworks.facts.rows import Facts  # noqa: E402
+from trainworks.plan.resolve import make_plan, remove_pulled_bases  # noqa: E402
+from trainworks.plan.variants import image_named, request_of  # noqa: E402
+from trainworks.render.dockerfile import render  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -45,8 +49,8 @@ def digests_of(name: str, facts: Facts) -> list[str]:
     return list(dict.fromkeys(digests))
 
 
-def main(names: Sequence[str]) -> None:
-    """Print the digests of these images."""
+def main(names: Sequence[str]) -> int:
+    """Print the digests of these images; return the exit status. Raises FactsError."""
     facts = load(ROOT)
     digests_by_name = {}
     for name in names:
@@ -54,7 +58,8 @@ def main(names: Sequence[str]) -> None:
         if digests:
             digests_by_name[name] = digests
     print(json.dumps(digests_by_name))
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(exit_status_of(lambda: main(sys.argv[1:])))

@@ -267,6 +267,8 @@ def main(arguments: Sequence[str]) -> int:
     rows = {}
     if options.folder:
         for folder in options.folder:
+            if not folder.is_dir():
+                parser.error(f"{folder} is not a folder")
             rows[folder.name] = figures_of(measure_folders([folder]))
     else:
         for package, folders in PACKAGES.items():

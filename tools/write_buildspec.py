@@ -16,7 +16,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainworks.facts.load import load
+from tool_start import FileError, exit_status_of, use_environment
+
+use_environment()
+
+from trainworks.facts.load import load  # noqa: E402 - imported by the right Python
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "buildspec.yml"
@@ -30,7 +34,7 @@ ARM = (
 
 
 def ask(*words: str) -> Any:
-    """Return the JSON of a command of build.py."""
+    """Return the JSON of a command of build.py. Raises CalledProcessError; build.py says why."""
     command = (sys.executable, str(ROOT / "build.py"), *words, "--format", "json")
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 
@@ -68,7 +72,7 @@ def filled(text: str, content: str) -> str:
     _, end, after = after_begin.partition(END)
     for line, mark in ((BEGIN, begin), (END, end)):
         if not mark:
-            raise SystemExit(f"{FILE.name} lacks the line {line.strip()!r}")
+            raise FileError(f"{FILE.name} lacks the line {line.strip()!r}: write it there again")
     return before + begin + content + end + after
 
 
@@ -109,4 +113,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status_of(main))

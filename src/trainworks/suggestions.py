@@ -48,7 +48,13 @@ def alike(word: str, valid_names: Iterable[str]) -> list[str]:
     plain_word = _plain(word)
     matches = [plain_word, WORDS.get(plain_word, "")]
     if plain_word[:1].isdigit():
+        if plain_word.isdigit():
+            # 121 for cu121, 311 for 3.11: whichever of them is a name.
+            matches += [f"{plain_word[:2]}.{plain_word[2:]}", f"{plain_word[0]}.{plain_word[1:]}"]
         matches += _alike_versions(plain_word, list(name_by_form))
+        # cu121 for the target pytorch-2.4.1-cu121-py311-debian12
+        if len(word) >= PART:
+            matches += [form for form in name_by_form if word.lower() in form]
     elif len(plain_word) > 1:
         matches += _alike_names(plain_word, list(name_by_form))
     return [name_by_form[form] for form in dict.fromkeys(matches) if form in name_by_form]
@@ -89,7 +95,7 @@ def _plain(name: str) -> str:
         return plain
     kind, numbers = version.groups()
     # cu121 and py311 are written without a dot.
-    major_digits = {"cu": 2, "py": 1}.get(kind, 0)
+    major_digits = {"cu": 2, "cuda": 2, "py": 1, "python": 1}.get(kind, 0)
     if major_digits and numbers[major_digits:].isdigit():
         return f"{numbers[:major_digits]}.{numbers[major_digits:]}"
     return numbers

@@ -94,6 +94,23 @@ push pytorch-2.4.1 --repository h.example/a
 build pytorch-2.4.1-cu121-py311-debian11 --until plan
 build pytorch-2.4.1-cu121-py311-debian12 --cuda cpu --until plan
 build pytorch-2.4.1-cu121-py311-debian12 --all --until plan
+build nothing --until plan
+prove nothing --output proof
+prove my/train:1 --output proof
+--framework pytorch --cuda cuda121
+--framework pytorch --cuda 121
+--framework pytorch --cuda cu121 --python 311
+--framework pytorch --cuda cu121 --base debain12 --until plan
+--framework pytorch --cuda cu121 --os debian12
+--framework pytorch --cuda cu121 --build-arg X=1
+--framework pytorch --cuda cu121 --until plan --with ray,deepspeed
+--framework pytorch --cuda cu121,cu124 --until plan
+--framework pytorch cu121
+--framework pytorch --cuda cu121 --until plan --output out --junit out.xml
+lock --requirements requirements.txt
+push my/train:1 --repository https://h.example/a
+push my/train:1 --repository h.example/a:1
+--os pytorch-2.4.1-cu121-py311-debian12 --until plna
 """.splitlines()
 
 

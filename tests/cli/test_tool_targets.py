@@ -94,7 +94,8 @@ def checkout(root: Path, facts: Facts, tmp_path: Path) -> Checkout:
     for name in FOLDERS:
         shutil.copytree(root / name, folder / name, ignore=skipped)
     (folder / "tools").mkdir()
-    for name in ("build.py", "tools/targets", "tools/evidence.py", "tools/make-room"):
+    names = ("targets", "evidence.py", "tool_start.py", "make-room")
+    for name in ("build.py", *(f"tools/{tool}" for tool in names)):
         shutil.copy(root / name, folder / name)
     (folder / ".gitignore").write_text("__pycache__/\n", encoding="utf-8")
     (folder / "images" / "built.toml").unlink()

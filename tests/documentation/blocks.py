@@ -30,6 +30,7 @@ PAGES = (
     "docs/ship.md",
     "docs/migrate.md",
     "docs/debug.md",
+    "docs/status.md",
     *sorted(f"docs/platforms/{page.name}" for page in (ROOT / "docs" / "platforms").glob("*.md")),
 )
 """Pages that people follow: each of their blocks has a mark."""

@@ -199,3 +199,39 @@ def test_a_head_that_cannot_be_followed_is_refused(copied: Path, head: str, mess
     status, printed = generate(copied, "--check")
     assert status == 1
     assert message in printed
+
+
+def spoil(path: Path, old: str, new: str) -> None:
+    """Replace the first match of a pattern in a file."""
+    text, changes = re.subn(old, new, path.read_text(encoding="utf-8"), count=1)
+    assert changes == 1
+    path.write_text(text, encoding="utf-8")
+
+
+NEWEST = "images/lock/pytorch-2.15.0-cu132-py311-debian12.toml"
+ONE_RECORD = "evidence/20261201T000000Z-make-a.json"
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "words"),
+    [
+        (NEWEST, r'"torch"\nversion = "[0-9.]+', '"torch"\nversion = "2.9.9', "build.py lock"),
+        (NEWEST, r"\[\[package\]\]", "[[package", f"{NEWEST}: not TOML"),
+        ("tests/coverage.toml", r"\[\[page\]\]", "[[page", "tests/coverage.toml: not TOML"),
+        ("tests/coverage.toml", "\nstate = ", "\nstat = ", "item 1: unknown key 'stat', key 's"),
+        (ONE_RECORD, '"suite"', '"suit"', f"git restore {ONE_RECORD}"),
+        (ONE_RECORD, "{", "", f"{ONE_RECORD}: not a record"),
+        (ONE_RECORD, '"cores"', '"core"', f"{ONE_RECORD}: not a record"),
+    ],
+    ids=["lock", "lock-toml", "toml", "key", "no-suite", "no-json", "no-cores"],
+)
+def test_a_bad_file_is_named_with_what_to_do(
+    copied: Path, name: str, old: str, new: str, words: str
+) -> None:
+    write_run(copied, 1, "make a", quick=["t.test_a"])
+    spoil(copied / name, old, new)
+    status, printed = generate(copied, "--check")
+    assert status != 0
+    assert printed.startswith("error: ")
+    assert words in printed
+    assert "Traceback" not in printed

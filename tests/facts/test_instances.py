@@ -34,7 +34,8 @@ def test_what_differs_is_named(root: Path, checkout: Path) -> None:
     status, output = compare(root, checkout)
     assert status == 1
     for line in (
-        'name = "ml.p5.4xlarge"\ngpus = ?',
+        'name = "ml.p5.4xlarge"\ngpus = ?\n',
+        '\nefa_rdma = ?\nmemory_gib = ?\nsource = "?"\n',
         "# ml.p5.2xlarge: botocore ",
         "# ml.m6g: botocore ",
         'name = "ml.m5.large"',

@@ -7,8 +7,15 @@ import re
 import pytest
 
 from trainworks.engine.tree import ImageTree, TreeMember
-from trainworks.host.apt import AptSource
-from trainworks.host.foreign_apt import READ, ForeignDebian, read_foreign
+from trainworks.host.apt import AptSettings, AptSource
+from trainworks.host.foreign_apt import (
+    READ,
+    ForeignDebian,
+    describe_archives_not_asked,
+    read_foreign,
+)
+from trainworks.host.pip import PipSettings
+from trainworks.host.settings import HostSettings
 
 STATUS = """\
 Package: dpkg
@@ -188,3 +195,49 @@ def test_preferences_are_read_as_apt_reads_them(name: str, is_read: bool) -> Non
 
 def test_an_image_without_dpkg_is_none() -> None:
     assert read_foreign(ImageTree()) is None
+
+
+ARCHIVES = """\
+deb http://deb.example/debian bookworm main
+deb http://mirror.example/debian-security bookworm-security main
+deb http://deb.example/debian bookworm-backports main
+deb https://me:word@packages.example/linux/debian bookworm stable
+deb https://cuda.example/repos/debian12 /
+deb http://10.0.0.1/own bookworm main
+"""
+NOT_ASKED = [
+    "http://10.0.0.1/own of the image is not asked: it is an address of a private network",
+    "http://deb.example/debian bookworm-backports main",
+    "https://packages.example/linux/debian bookworm stable",
+    "https://cuda.example/repos/debian12 /",
+]
+
+
+@pytest.mark.parametrize(
+    ("machine_suite", "image_suite", "expected"),
+    [
+        ("bookworm", "bookworm", NOT_ASKED),
+        ("trixie", "bookworm", NOT_ASKED),
+        # apt asks the image's own archives: another distribution, and no Debian machine.
+        ("bookworm", "", NOT_ASKED[:1]),
+        ("", "bookworm", NOT_ASKED[:1]),
+    ],
+)
+def test_archives_that_are_not_compared_are_named(
+    machine_suite: str, image_suite: str, expected: list[str]
+) -> None:
+    release = f"ID=debian\nVERSION_CODENAME={image_suite}\n" if image_suite else "ID=ubuntu\n"
+    tree = tree_with(ARCHIVES)
+    tree.members["/etc/os-release"] = TreeMember(kind="file", mode=0o644, owner=0)
+    tree.contents["/etc/os-release"] = release.encode()
+    foreign = read_foreign(tree)
+    assert foreign is not None
+    own = tuple(
+        AptSource(uri="http://own.example/debian", suite=suite, components="main")
+        for suite in (machine_suite, f"{machine_suite}-security")
+    )
+    settings = HostSettings(pip=PipSettings(), apt=AptSettings(sources=own), suite=machine_suite)
+    sentences = describe_archives_not_asked(foreign, settings)
+    for sentence, begin in zip(sentences, expected, strict=True):
+        assert sentence.startswith(begin)
+        assert "word" not in sentence

@@ -16,13 +16,14 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from image.here import Here
 from image.support import ROOT, BuiltByCommand, engine_that_answers
 from image.test_imagetest import IMAGE, LocalEngine, ignore
+from trainworks.attestation.subject_image import list_image_packages
 from trainworks.engine import ENGINES
 from trainworks.engine.protocol import BuildRequest, BuiltImage, Completed, Engine, Job, Layer
 from trainworks.errors import EngineUnavailableError, ImageTestError
@@ -153,6 +154,39 @@ def test_no_program_of_a_base_runs_where_it_would_see_this_machine(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(EngineUnavailableError, match=r"cannot isolate .*: crun: not found"):
         find_base("localhost/other:1", OpenEngine(), load(ROOT))
+
+
+class ClosedEngine(OpenEngine):
+    """An engine that has a runtime which isolates."""
+
+    def isolates(self) -> str:
+        return ""
+
+
+def test_a_base_that_is_known_is_refused_too_where_its_programs_would_see_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tests of an extended image run programs of its base, without isolation."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    find_base("localhost/other:1", ClosedEngine(), load(ROOT))
+    with pytest.raises(EngineUnavailableError, match=r"cannot isolate .*: crun: not found"):
+        find_base("localhost/other:1", OpenEngine(), load(ROOT))
+
+
+def test_prove_says_where_an_images_programs_see_this_machine(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The line comes before the programs run: with this engine none does."""
+
+    class StoppedEngine(OpenEngine):
+        def container(self, reference: str, *, isolated: str = "") -> NoReturn:
+            raise EngineUnavailableError(f"{reference} is not started, {isolated!r}")
+
+    with pytest.raises(EngineUnavailableError):
+        list_image_packages(StoppedEngine(), "localhost/ours:1")
+    printed = capsys.readouterr().err
+    assert "  its programs run without isolation: they see this machine" in printed
+    assert "(crun: not found)" in printed
 
 
 @pytest.mark.engine

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from documentation.blocks import Block
 from proof.support import ADDRESS, tiny_proof
 from proof.test_verify import IMAGE, check, line
 from trainworks.attestation.cyclonedx import serial_number
@@ -48,7 +49,7 @@ def checkout(root: Path, tmp_path: Path) -> Path:
     """Give a git repository with the program and a test."""
     folder = tmp_path / "checkout"
     (folder / "tools").mkdir(parents=True)
-    (folder / "tools" / "evidence.py").write_bytes((root / "tools" / "evidence.py").read_bytes())
+    shutil.copy(root / "tools" / "evidence.py", folder / "tools" / "evidence.py")
     (folder / "test_toy.py").write_text("def test_a(): ...\ndef test_b(): ...\n", encoding="utf-8")
     (folder / ".gitignore").write_text("__pycache__/\n", encoding="utf-8")
     who = ("-c", "user.name=a", "-c", "user.email=a@example.org")
@@ -310,6 +311,29 @@ def test_a_record_is_signed_by_its_writers_key(checkout: Path) -> None:
     status, printed = evidence_tool(checkout, "verify")
     assert status == 1
     assert "signed by a key that is not in" in printed
+
+
+def test_the_page_signs_a_record_with_a_new_key(
+    checkout: Path, page_blocks: list[Block], tmp_path: Path
+) -> None:
+    folder = checkout / "evidence"
+    folder.mkdir()
+    (folder / "one.json").write_text(json.dumps(gpu_record()), encoding="utf-8")
+    (folder / "two.json").write_text(json.dumps(gpu_record()), encoding="utf-8")
+    subprocess.run(("git", "config", "user.email", "ada@example.org"), cwd=checkout, check=True)
+    (tmp_path / ".ssh").mkdir()
+    (block,) = page_blocks
+    done = subprocess.run(
+        ("bash", "-euc", block.adapted(record="one")),
+        cwd=checkout,
+        env={**os.environ, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    expected = "one.json: signed by ada@example.org\ntwo.json: unsigned\n"
+    assert done.stdout.endswith(expected)
 
 
 def gpu_record() -> dict[str, Any]:

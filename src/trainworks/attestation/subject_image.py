@@ -82,7 +82,13 @@ def find_target_image(request: ProveRequest, root: Path) -> ProvableImage:
     facts = load(root)
     target = image_named(request.target, facts)
     if target is None:
-        raise make_unknown_name_error("target", request.target, map(facts.name_of, facts.targets))
+        error = make_unknown_name_error("target", request.target, map(facts.name_of, facts.targets))
+        if "/" in request.target or ":" in request.target:
+            advice = (
+                "for an image that `build.py extend` made, give --base and the options of its build"
+            )
+            raise UnknownNameError(error.message, hint=f"{error.hint}; {advice}")
+        raise error
     build_request = replace(
         request_for(target.row, facts),
         with_components=request.with_components,
@@ -109,7 +115,7 @@ def find_target_image(request: ProveRequest, root: Path) -> ProvableImage:
     build = TargetBuild(request=build_request, plan=plan, rendering=rendering)
 
     def list_contents() -> BillOfMaterials:
-        packages = _list_packages(engine, plan.tags[0])
+        packages = list_image_packages(engine, plan.tags[0])
         return _make_bill(build, image, packages, engine, root)
 
     def predicate(bill: BillOfMaterials, run: RunDetails) -> dict[str, object]:
@@ -153,7 +159,7 @@ def find_extended_image(
 
     def list_contents() -> BillOfMaterials:
         inherited = _list_base_components(plan.base.reference, extension.image, engine, root)
-        return make_extension_bill(plan, image, _list_packages(engine, plan.tag), inherited)
+        return make_extension_bill(plan, image, list_image_packages(engine, plan.tag), inherited)
 
     def predicate(bill: BillOfMaterials, run: RunDetails) -> dict[str, object]:
         checkout = read_checkout(root, [f"templates/{name}" for name in RECIPES])
@@ -187,9 +193,19 @@ def _find_image(engine: Engine, reference: str, rendering: Rendering, command: s
     return image
 
 
-def _list_packages(engine: Engine, reference: str) -> PackagesAnswer:
-    """Run an image to list its packages, without a network, and show the progress."""
+def list_image_packages(engine: Engine, reference: str) -> PackagesAnswer:
+    """Run an image to list its packages, and show the progress.
+
+    Its programs have no network and see nothing of this machine. A line is printed where the
+    engine cannot do that.
+    """
     say(f"reading the packages of {reference}")
+    missing_isolation = engine.isolates()
+    if missing_isolation:
+        say(
+            f"  its programs run without isolation: they see this machine and its network, because"
+            f" {engine.name} cannot isolate them ({missing_isolation}); `apt-get install crun`"
+        )
     with (
         DISPLAY.task("reading", log=False),
         engine.container(reference, isolated=closed(engine)) as container,
@@ -231,7 +247,7 @@ def _list_base_components(
     They have hashes and downloads if this checkout built the image; otherwise a line is printed,
     and they are the packages that the image lists.
     """
-    packages = _list_packages(engine, reference)
+    packages = list_image_packages(engine, reference)
     facts = load(root)
     target = image_named(image.labels.get(TITLE_LABEL, ""), facts)
     request = None

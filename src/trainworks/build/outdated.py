@@ -30,7 +30,11 @@ from trainworks.host import foreign_apt
 from trainworks.host.advisories import Advisory, find_advisories
 from trainworks.host.archives import LIMITS, describe_newer_state, read_todays_states
 from trainworks.host.downloads import Client, UnreachableError
-from trainworks.host.foreign_apt import read_foreign, read_release
+from trainworks.host.foreign_apt import (
+    describe_archives_not_asked,
+    read_foreign,
+    read_release,
+)
 from trainworks.host.index import find_newest_release
 from trainworks.host.settings import HostSettings, read_host_settings
 from trainworks.imagetest.interpreter import MANIFEST
@@ -111,6 +115,7 @@ class OutdatedReport:
         parts: Components in other versions than today's rows; empty for an image of no target.
         archives: A sentence for each suite that has moved since it was locked: the next image has
             its updates.
+        not_asked: A sentence for each archive of the image whose packages were not compared.
         unknown: A sentence for each failed comparison: the image may lack what was not compared.
         skipped: A sentence for each comparison that the user switched off.
         days: Whole days since the build; None for an image with a constant time.
@@ -127,6 +132,7 @@ class OutdatedReport:
     advisories: tuple[Advisory, ...] = ()
     parts: tuple[Update, ...] = ()
     archives: tuple[str, ...] = ()
+    not_asked: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     days: int | None = None
@@ -186,6 +192,7 @@ class OutdatedReport:
         lines += [
             f"{suite}: `build.py lock --upgrade system` moves the lock" for suite in self.archives
         ]
+        lines += self.not_asked
         lines += self.unknown
         lines += self.skipped
         if self.days is not None:
@@ -242,9 +249,6 @@ def find_outdated(
             f" {release.get('PRETTY_NAME', 'an unknown distribution')}",
             hint="scan its bill of materials instead (docs/ship.md)",
         )
-    for sentence in foreign.refused:
-        say(sentence)
-
     updates = []
     others = []
     for change in CHANGE.finditer(upgrade_outside(foreign, settings, facts, engine)):
@@ -276,6 +280,7 @@ def find_outdated(
         ended=ended_framework(row, installed, facts),
         advisories=advisories,
         parts=moved_components(tree.read(MANIFEST) or b"", image_name, facts),
+        not_asked=describe_archives_not_asked(foreign, settings),
         unknown=unknown,
         skipped=skipped,
         archives=moved_archives(base, facts, settings) if base else (),

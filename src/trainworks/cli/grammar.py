@@ -369,10 +369,18 @@ class Grammar(argparse.ArgumentParser):
         result: list[str] = []
         actions = self._option_string_actions
         used = self._used_options = {}
+        arguments = [action for action in self._actions if not action.option_strings]
+        needs_no_argument = all(action.nargs == "?" for action in arguments)
+        is_foreign_value = False
         for number, word in enumerate(words):
             # No word behind this one is an option.
             if word == "--":
                 return [*result, *words[number:]]
+            if is_foreign_value and not word.startswith("-"):
+                # The value of an unknown option: as an argument it would be one more problem.
+                is_foreign_value = False
+                continue
+            is_foreign_value = False
             name, equals, value = word.partition("=")
             action = actions.get(name)
             if action is None and not name.startswith("--"):
@@ -390,9 +398,17 @@ class Grammar(argparse.ArgumentParser):
             if is_value or is_known:
                 result.append(word)
                 continue
+            others, other_takes_value = self._find_other_commands(name)
+            if others:
+                self._problems.append(f"unknown option {name}: it belongs to {', '.join(others)}")
+                is_foreign_value = other_takes_value and not equals
+                continue
             near = self._closest_option(name)
             advice = f"; did you mean {near}?" if near else ""
             self._problems.append(f"unknown option {name}{advice}")
+            # A word behind it may be its value, or the command's argument, which is likely after
+            # other options only where it must be given.
+            is_foreign_value = not near and not equals and bool(used) and needs_no_argument
             # ``--help`` would print the help and end the command, and the problems with it.
             if not near or near == "--help":
                 continue
@@ -403,10 +419,28 @@ class Grammar(argparse.ArgumentParser):
                 result.append(f"{near}{equals}{value}")
         return result
 
+    def find_option(self, name: str) -> argparse.Action | None:
+        """Return the option of a name such as ``--tag``; None for one that it does not have."""
+        return self._option_string_actions.get(name)
+
+    def _find_other_commands(self, name: str) -> tuple[list[str], bool]:
+        """Return the other commands that have an option, and whether it takes a value there."""
+        # Every command's grammar is imported: only an error needs it.
+        from trainworks.cli.commands import COMMANDS, grammar_of
+
+        commands = []
+        takes_value = False
+        for command in COMMANDS:
+            action = grammar_of(command).find_option(name)
+            if action is not None:
+                commands.append(f"`{command}`")
+                takes_value = action.nargs != 0
+        return commands, takes_value
+
     def _closest_option(self, name: str) -> str:
         """Return the long option that is closest to an unknown option, or ``""``."""
-        # A single letter has no close word.
-        if len(name) <= 2:
+        # One or two letters resemble too many words.
+        if len(name.lstrip("-")) <= 2:
             return ""
         return nearest(name, [word for word in self._option_string_actions if word[:2] == "--"])
 

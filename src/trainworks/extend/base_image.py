@@ -57,6 +57,8 @@ def find_base(reference: str, engine: Engine, facts: Facts) -> tuple[BuiltImage,
         ExtendError: The image has no Python, or one that does not answer.
     """
     image = _find_or_pull(reference, engine)
+    # Before the cached answer: later steps and tests run programs of the base, too.
+    _require_isolation(engine, reference)
     python = _known_python(engine, image, reference)
     distributions = tuple(BaseDistribution(**row) for row in python["distributions"])
     patterns: list[str] = []
@@ -75,6 +77,17 @@ def find_base(reference: str, engine: Engine, facts: Facts) -> tuple[BuiltImage,
         kept=kept_of(python["protected"], distributions, patterns),
         **description,  # type: ignore[arg-type]
     )
+
+
+def _require_isolation(engine: Engine, reference: str) -> None:
+    """Raise ``EngineUnavailableError`` if the engine cannot isolate a program of a base."""
+    missing_isolation = engine.isolates()
+    if missing_isolation:
+        raise EngineUnavailableError(
+            f"no program of {reference} is run: {engine.name} cannot isolate it from this machine:"
+            f" {missing_isolation}",
+            hint="`apt-get install crun`, or use `--engine docker`",
+        )
 
 
 def _find_or_pull(reference: str, engine: Engine) -> BuiltImage:
@@ -136,17 +149,9 @@ def _ask_python(engine: Engine, image: BuiltImage, reference: str) -> interprete
     """Ask the Python that the base gives to a job.
 
     Raises:
-        EngineUnavailableError: The engine cannot isolate a program from this machine.
         ExtendError: The base has no Python, or one that does not answer, or whose answer is
             malformed.
     """
-    missing_isolation = engine.isolates()
-    if missing_isolation:
-        raise EngineUnavailableError(
-            f"no program of {reference} is run: {engine.name} cannot isolate it from this machine:"
-            f" {missing_isolation}",
-            hint="`apt-get install crun`, or use `--engine docker`",
-        )
     files = JobFiles(tree=read_tree(engine, image.reference, READ), image=image)
     python = files.program("python") or files.program("python3")
     if not python:

@@ -302,8 +302,9 @@ def plan_extension(
         checks=(*plan.checks, *base_checks),
         forbidden=(*settings.forbidden_texts(""), *variable_values),
         extends=image,
-        # The steps run programs of the base, which may be another maker's.
-        isolated="" if engine.isolates() else "job",
+        # The tests run programs of the base, which may be another maker's: `find_base` refuses an
+        # engine that cannot isolate them.
+        isolated="job",
         architecture=base.architecture,
         network="none",
     )

@@ -14,7 +14,8 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from trainworks.engine.tree import ImageTree
-from trainworks.host.apt import AptSource, parse_deb822, parse_one_line
+from trainworks.host.apt import AptSource, make_source_lines, parse_deb822, parse_one_line
+from trainworks.host.settings import HostSettings
 
 FOLDER: Final = "/run/foreign"
 """The folder of these files in a step."""
@@ -48,12 +49,14 @@ class ForeignDebian:
         release: The image's ``os-release``.
         files: The files that a step mounts at ``FOLDER``: name to content.
         packages: The number of installed packages.
+        archives: The archives of the image that apt may ask.
         refused: A sentence for each archive of the image that is not used.
     """
 
     release: dict[str, str]
     files: dict[str, bytes] = field(repr=False)
     packages: int
+    archives: tuple[AptSource, ...] = ()
     refused: tuple[str, ...] = ()
 
     @property
@@ -104,6 +107,7 @@ def read_foreign(tree: ImageTree, own: Iterable[AptSource] = ()) -> ForeignDebia
     keys: dict[str, bytes] = {}
     # Sets that keep their order.
     lines: dict[str, None] = {}
+    archives: list[AptSource] = []
     refused: dict[str, None] = {}
     for source in _read_sources(tree):
         reason = _find_refusal(source, own_hosts)
@@ -112,6 +116,7 @@ def read_foreign(tree: ImageTree, own: Iterable[AptSource] = ()) -> ForeignDebia
             refused.setdefault(f"{address} of the image is not asked: {reason}")
         else:
             lines.setdefault(_format_source(source, tree, keys))
+            archives.append(source)
     keys |= _read_trusted_keys(tree)
     pinning = [path for path in tree.below(_PREFERENCES_FOLDER) if _PREFERENCES.fullmatch(path)]
     preferences = [tree.read(path) for path in ("/etc/apt/preferences", *sorted(pinning))]
@@ -126,8 +131,50 @@ def read_foreign(tree: ImageTree, own: Iterable[AptSource] = ()) -> ForeignDebia
     }
     installed = re.findall(rb"^Status: \S+ \S+ installed$", status, re.MULTILINE)
     return ForeignDebian(
-        release=read_release(tree), files=files, packages=len(installed), refused=tuple(refused)
+        release=read_release(tree),
+        files=files,
+        packages=len(installed),
+        archives=tuple(archives),
+        refused=tuple(refused),
     )
+
+
+def describe_archives_not_asked(image: ForeignDebian, settings: HostSettings) -> tuple[str, ...]:
+    """Return a sentence for each archive of an image whose packages are not compared.
+
+    On a Debian machine its own archives of Debian are asked, in the place of all those of the
+    image. They have the packages of the image's archives of Debian, and not those of others.
+
+    Args:
+        image: apt's inputs from the image.
+        settings: This machine's settings of apt.
+    """
+    sentences = list(image.refused)
+    lines = make_source_lines(image.suite, settings.apt.sources, settings.suite)
+    if not lines:
+        # apt asks the archives of the image.
+        return tuple(sentences)
+    suites = {source.suite for source in parse_one_line("\n".join(lines))}
+    for source in image.archives:
+        if source.suite in suites and _is_of_debian(source):
+            continue
+        address = f"{_remove_login(source.uri)} {source.suite} {source.components}".rstrip()
+        sentences.append(
+            f"{address} of the image is not asked: this machine's own archives of Debian are, in"
+            " its place"
+        )
+    return tuple(dict.fromkeys(sentences))
+
+
+def _is_of_debian(source: AptSource) -> bool:
+    """Return whether an archive has Debian's own packages: by the form of its address.
+
+    For example ``http://mirror.example/debian-security bookworm-security main``.
+    """
+    if "main" not in source.components.split():
+        return False
+    parts = urlsplit(source.uri).path.split("/")
+    return any(re.fullmatch(r"debian(-[a-z-]+)?", part) for part in parts)
 
 
 def _read_trusted_keys(tree: ImageTree) -> dict[str, bytes]:

@@ -29,6 +29,9 @@ def suggest_names(
         near: The closest name, if the caller knows a better one.
     """
     names = list(dict.fromkeys(known))
+    parts = [part.strip() for part in name.split(",")]
+    if len(parts) > 1 and {*names, *hidden}.issuperset(parts):
+        return f"give one name at a time: {' and '.join(parts)}"
     near = near or nearest(name, [*names, *hidden])
     available = ", ".join(names) or "none"
     if len(names) > LISTED:
@@ -54,6 +57,9 @@ def make_unknown_name_error(
         near: See ``suggest_names``.
     """
     hint = suggest_names(name, known, hidden=hidden, near=near)
+    # Only targets have so many names that the hint gives their number alone.
+    if hint.endswith(" names"):
+        hint += f"; {LIST}"
     return UnknownNameError(f"unknown {kind} {name!r}", hint=hint)
 
 

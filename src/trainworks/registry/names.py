@@ -156,6 +156,11 @@ def check_repository(address: str) -> str:
     Raises:
         RegistryError: It is malformed, or has a user or password.
     """
+    scheme, has_scheme, rest = address.partition("://")
+    if has_scheme and "@" not in rest.partition("/")[0]:
+        raise RegistryError(
+            f"{address}: a repository is HOST/NAME, without {scheme}://", hint=f"for example {rest}"
+        )
     host, slash, name = address.partition("/")
     if "@" in host:
         raise _make_login_error()

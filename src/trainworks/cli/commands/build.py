@@ -427,8 +427,15 @@ def _find_conflicts(options: Namespace) -> list[str]:
         f"TARGET or {' and '.join(missing)} must be given; --list shows the targets": (
             not (is_for_many or options.target) and missing
         ),
-        f"{' and '.join(fixed)}: TARGET names one target with all its values": (
-            options.target and fixed
+        (
+            f"{' and '.join(fixed)} and TARGET {options.target}: a TARGET has all its values, leave"
+            " one of them out"
+        ): options.target and fixed,
+        "--output is for --until render and --bake": (
+            options.output and options.until != "render" and not options.bake
+        ),
+        "--junit is for tested images: it does not go with --until": (
+            options.junit and options.until != "test"
         ),
         "--all, --only and --bake are for many targets, and TARGET names one": (
             options.target and is_for_many

@@ -101,13 +101,15 @@ def run(options: Namespace, root: Path) -> int:
     from trainworks.inspect.targets import find_image
     from trainworks.plan.names import make_unknown_name_error
     from trainworks.plan.variants import image_named
-    from trainworks.registry.names import check_tags, derive_tags
+    from trainworks.registry.names import check_repository, check_tags, derive_tags
     from trainworks.registry.push import PushRequest, push_image, report_of, say_tags, text_of
     from trainworks.registry.tools import Registries
     from trainworks.terminal.output import say
 
     facts = load(root)
     check_tags(options.fixed_tags, options.moving_tags)
+    for repository in options.repository:
+        check_repository(repository)
     # Before an engine is asked: a word without ``:`` and ``/`` is not a reference but a target.
     is_reference = ":" in options.image or "/" in options.image
     if not is_reference and image_named(options.image, facts) is None:
