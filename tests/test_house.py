@@ -148,6 +148,13 @@ def test_no_file_says_to_install_the_builder_from_an_index(root: Path) -> None:
     assert naming == [], "an index may have another owner's package of that name: '.[ecr]'"
 
 
+@pytest.mark.parametrize("path", ["launcher/build/lib/x.py", "trainworks_launcher-1.whl"])
+def test_what_the_page_on_any_image_builds_is_not_added_to_git(root: Path, path: str) -> None:
+    """`git add` would take it, and a record would say that the checkout has changes."""
+    done = subprocess.run(("git", "check-ignore", "--quiet", path), cwd=root, check=False)
+    assert done.returncode == 0
+
+
 def test_one_file_for_each_engine(root: Path) -> None:
     modules = {place.partition(":")[0].rpartition(".")[2] for place in ENGINES.values()}
     assert modules == set(ENGINES)
