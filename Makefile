@@ -79,8 +79,8 @@ targets: setup engine  ## build, test and record every package target from the l
 
 release: setup engines  ## build, test, scan, prove and push every target; REPOSITORY=HOST/NAME, SOURCES=a mirror; hours, and goes on where it was
 	@tools/evidence.py run "make release" \
-		'every target: $(BIN)/python tools/release --repository "$(REPOSITORY)" $(if $(SOURCES),--mirror "$(SOURCES)")' \
-		'the page of all images: $(BIN)/python tools/generate.py'
+		'every target: $(BIN)/python tools/release --repository "$(REPOSITORY)" $(if $(SOURCES),--mirror "$(SOURCES)")'; \
+		status=$$?; $(BIN)/python tools/generate.py; exit $$status
 
 wheels: setup  ## build the wheels of the three packages into dist/, with checksums; TAG=vX.Y.Z for a release
 	$(BIN)/python tools/wheels.py $(if $(TAG),--tag "$(TAG)")

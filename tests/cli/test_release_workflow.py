@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from fnmatch import fnmatch
@@ -383,3 +384,18 @@ def test_a_wrong_form_is_noticed(root: Path, tmp_path: Path) -> None:
     program = str(Path(sys.executable).with_name("check-jsonschema"))
     words = (program, "--builtin-schema", "vendor.github-workflows", str(path))
     assert subprocess.run(words, check=False, capture_output=True).returncode == 1
+
+
+def test_the_pages_of_a_release_are_written_after_its_record(root: Path, tmp_path: Path) -> None:
+    """Also when a target failed: the status is that of the release."""
+    shutil.copy(root / "Makefile", tmp_path / "Makefile")
+    for name, status in (("tools/evidence.py", 3), (".venv/bin/python", 0)):
+        program = tmp_path / name
+        program.parent.mkdir(parents=True)
+        program.write_text(f'#!/bin/sh\necho "{name} $1" >>asked\nexit {status}\n', "utf-8")
+        program.chmod(0o755)
+    words = ("make", "--old-file", "setup", "--old-file", "engines", "release", "REPOSITORY=h/x")
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "Error 3" in done.stderr
+    asked = (tmp_path / "asked").read_text(encoding="utf-8").splitlines()
+    assert asked == ["tools/evidence.py run", ".venv/bin/python tools/generate.py"]
