@@ -467,6 +467,39 @@ def test_each_way_to_start_runs_on_the_oldest_python(
     assert expected_output in output
 
 
+@pytest.mark.parametrize("python", [sys.executable, find_oldest_python()], ids=["this", "oldest"])
+def test_the_end_of_a_process_is_seen_on_each_python(python: str) -> None:
+    """The end of a rank that another process started is seen at once, not from its starter."""
+    if not python:
+        pytest.skip(NOT_TESTED)
+    script = """if True:
+        import errno, os, select, subprocess
+        from trainworks_launcher.supervise.processes.processes import open_pidfd
+
+        process = subprocess.Popen(("sleep", "600"))
+        descriptor = open_pidfd(process.pid)
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        print(poll.poll(0), os.get_inheritable(descriptor))
+        process.kill()
+        print(poll.poll() == [(descriptor, select.POLLIN)])
+        process.wait()
+        try:
+            open_pidfd(process.pid)
+        except OSError as error:
+            print(errno.errorcode[error.errno])
+    """
+    done = subprocess.run(
+        (python, "-B", "-W", "error", "-c", script),
+        env={"PYTHONPATH": str(LAUNCHER), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=TIME_OUT,
+        check=False,
+    )
+    assert done.stdout.splitlines() == ["[] False", "True", "ESRCH"], done.stderr
+
+
 def test_the_hostname_shim_answers_the_jobs_name_or_libcs(tmp_path: Path) -> None:
     built = tmp_path / "libhostname.so"
     source = LAUNCHER / "hostname_shim" / "hostname.c"

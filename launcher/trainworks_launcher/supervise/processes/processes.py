@@ -275,6 +275,35 @@ def signal_receivers(pid: int, number: int) -> list[int]:
     return receivers
 
 
+def open_pidfd(pid: int) -> int:
+    """Open a pidfd of a process: it can be read from the end of the process on (pidfd_open(2)).
+
+    Args:
+        pid: The process.
+
+    Returns:
+        The descriptor. The caller closes it; programs that are started do not get it.
+
+    Raises:
+        OSError: The process is gone, or the kernel is older than Linux 5.3.
+    """
+    if hasattr(os, "pidfd_open"):
+        return os.pidfd_open(pid)
+    # Python 3.8 has no function for it.
+    import ctypes  # takes milliseconds
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor = int(libc.syscall(_PIDFD_OPEN, pid, 0))
+    if descriptor < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return descriptor
+
+
+_PIDFD_OPEN = 434
+"""Number of the system call on every architecture (Linux, asm-generic/unistd.h)."""
+
+
 def exit_status_of(pid: int, started: str, descriptor: int) -> int | None:
     """Return the exit status of a process that has ended and is not our child.
 
@@ -391,7 +420,7 @@ class Orphans:
                 _wait_for_end(pid, deadline)
             for pid in set(children_of(os.getpid())) - excluded:
                 with contextlib.suppress(OSError):
-                    os.waitpid(pid, os.WNOHANG if hasattr(os, "pidfd_open") else 0)
+                    os.waitpid(pid, os.WNOHANG)
             if not processes or time.monotonic() >= deadline:
                 break
         if self._is_subreaper:
@@ -433,13 +462,15 @@ def _descendants(top: int, excluded: Iterable[int]) -> list[int]:
 def _wait_for_end(pid: int, deadline: float) -> None:
     """Wait for the end of a process until a deadline (monotonic clock).
 
-    Returns at once if the process is gone, or where Python or the kernel has no pidfds.
+    Returns at once if the process is gone, or where the kernel has no pidfds.
     """
     with contextlib.suppress(OSError):
-        if hasattr(os, "pidfd_open"):
-            descriptor = os.pidfd_open(pid)
-            select.select((descriptor,), (), (), max(0.0, deadline - time.monotonic()))
-            os.close(descriptor)
+        descriptor = open_pidfd(pid)
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        milliseconds = 1000 * max(0.0, deadline - time.monotonic())
+        poll.poll(milliseconds)
+        os.close(descriptor)
 
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h

@@ -253,10 +253,8 @@ class Ranks:
 
         Without a pidfd (an older kernel, or a rank that is gone) its end is seen from its starter.
         """
-        if not hasattr(os, "pidfd_open"):
-            return
         try:
-            descriptor = os.pidfd_open(rank.pid)
+            descriptor = processes.open_pidfd(rank.pid)
         except OSError:
             return
         self._watched[descriptor] = rank
