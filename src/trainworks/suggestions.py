@@ -52,7 +52,7 @@ def alike(word: str, valid_names: Iterable[str]) -> list[str]:
             # 121 for cu121, 311 for 3.11: whichever of them is a name.
             matches += [f"{plain_word[:2]}.{plain_word[2:]}", f"{plain_word[0]}.{plain_word[1:]}"]
         matches += _alike_versions(plain_word, list(name_by_form))
-        # cu121 for the target pytorch-2.4.1-cu121-py311-debian12
+        # cu121 for the target whose name has cu121 as a part
         if len(word) >= PART:
             matches += [form for form in name_by_form if word.lower() in form]
     elif len(plain_word) > 1:

@@ -437,7 +437,7 @@ def test_the_minimum_is_what_the_page_of_the_suite_says() -> None:
     folder = Path(__file__).parents[1] / "gpu"
     page = (folder / "README.md").read_text(encoding="utf-8")
     paragraph = next(
-        part for part in page.split("\n\n") if "`build.py verify --gpu` demands" in part
+        part for part in page.split("\n\n") if "`build.py verify --gpu NAME` demands" in part
     )
     assert re.findall(r"`([a-z_]+)`", paragraph) == list(GPU_PARTS)
     assert all((folder / f"{part}.py").is_file() for part in GPU_PARTS)

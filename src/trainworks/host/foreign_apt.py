@@ -169,7 +169,7 @@ def describe_archives_not_asked(image: ForeignDebian, settings: HostSettings) ->
 def _is_of_debian(source: AptSource) -> bool:
     """Return whether an archive has Debian's own packages: by the form of its address.
 
-    For example ``http://mirror.example/debian-security bookworm-security main``.
+    For example ``.../debian-security bookworm-security main``.
     """
     if "main" not in source.components.split():
         return False
