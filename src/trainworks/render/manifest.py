@@ -20,6 +20,15 @@ UV_SETTINGS = "uv-settings.toml"
 """The same constraints for uv: its option ``-c`` overrides the variable that names the file."""
 
 
+def list_constraints(plan: ImagePlan) -> list[str]:
+    """Return a constraint for each protected distribution, such as ``torch===VERSION``.
+
+    ``==VERSION`` also allows ``VERSION+cpu`` (PyPA's version specifiers, "Version matching"): the
+    same release of PyTorch for another CUDA. ``===`` compares the texts of versions.
+    """
+    return [f"{name}==={version}" for name, version in sorted(plan.protected.items())]
+
+
 def render_constraints(plan: ImagePlan) -> str:
     """Return the protected distributions as constraints, for jobs and for images built on this."""
     head = (
@@ -28,7 +37,7 @@ def render_constraints(plan: ImagePlan) -> str:
         "# To install others all the same:"
         " RUN PIP_CONSTRAINT= UV_CONSTRAINT= UV_NO_CONFIG=1 pip install ...\n"
     )
-    lines = [f"{name}=={version}\n" for name, version in sorted(plan.protected.items())]
+    lines = [f"{constraint}\n" for constraint in list_constraints(plan)]
     return head + "".join(lines)
 
 
@@ -41,7 +50,7 @@ def render_uv_settings(plan: ImagePlan) -> str:
         "# The constraints of /opt/trainworks/constraints.txt, for calls with constraints"
         " of their own (-c).\n"
     )
-    lines = [f'    "{name}=={version}",\n' for name, version in sorted(plan.protected.items())]
+    lines = [f'    "{constraint}",\n' for constraint in list_constraints(plan)]
     return f"{head}constraint-dependencies = [\n{''.join(lines)}]\n"
 
 
