@@ -7,11 +7,14 @@ its variables, and costs nothing.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -207,6 +210,24 @@ def test_a_slow_reader_loses_nothing_and_the_cause_is_known_all_the_same(tmp_pat
     assert launcher.failure.startswith("ValueError: behind a full pipe\n")
     assert failure.read_text(encoding="utf-8") == f"{launcher.failure}\n", "ends with a newline"
     assert launcher.output == b"x" * 150_000 + b"\n"
+
+
+def test_a_reader_that_takes_a_page_each_second_gets_every_line(tmp_path: Path) -> None:
+    """It reads all the time, so the launcher does not leave before it has read the rest."""
+    write_inputs(tmp_path, "print('x' * 40_000)", {}, {})
+    never = threading.Event()
+    with Launcher(tmp_path, stderr=subprocess.DEVNULL) as launcher:
+        pipe = launcher.process.stdout
+        assert pipe is not None
+        # A pipe of one page: the launcher can write what was read, and no more.
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, select.PIPE_BUF)
+        output = b""
+        while page := os.read(pipe.fileno(), select.PIPE_BUF):
+            output += page
+            # The reader is slow on purpose; nothing is waited for.
+            never.wait(1.0)
+        assert launcher.wait() == 0
+    assert output == b"x" * 40_000 + b"\n"
 
 
 # --- failing ranks --------------------------------------------------------------------------------

@@ -38,6 +38,9 @@ _SLOW_WRITE = _PATIENCE_SECONDS / 4
 """Seconds of a write after which the reader counts as slow."""
 
 _WAKE_BYTES = 4096
+_WRITE_BYTES = 4096
+"""Bytes of one write: a page, as a pipe has room for a page when its reader has read one."""
+
 _CLOSE_SILENCE_SECONDS = 5.0
 _CLOSE_LIMIT_SECONDS = 60.0
 """Limits of the last writes: without any progress of the reader, and in all."""
@@ -476,7 +479,9 @@ class Copier:
         rest = memoryview(data)
         while rest and self._is_writable:
             try:
-                written = os.write(self.target, rest)
+                # Not all at once: a write to a full pipe returns when all of it has been read, and
+                # `close` must see that a slow reader reads.
+                written = os.write(self.target, rest[:_WRITE_BYTES])
             except BlockingIOError:
                 # Another process made the shared descriptor non-blocking.
                 select.select((), (self.target,), ())
