@@ -40,6 +40,10 @@ from trainworks_launcher.supervise.outcome.outcome import (
 from trainworks_launcher.supervise.outcome.records import Record
 
 BROKEN = "RuntimeError: [pair.cc:534] Connection closed by peer"
+PEER_ERROR = (
+    "smdistributed.modelparallel.torch.exceptions.PeerError:"
+    " rank 0 (pp_rank 0) failed: ValueError: shapes differ"
+)
 NOBODY = Starter()
 TERM, KILL = 143, 137
 
@@ -251,6 +255,13 @@ PEERS_OWN = "while handling ValueError: label 17"
         (Record(7, 1.0, 2.0, "ValueError: label 17\n"), 1, Observation(1, noted=1)),
         (Record(7, 1.0, 2.0, "ValueError: label 17\n"), -15, Observation(-15, noted=1)),
         (Record(7, 1.0, 2.0, f"{BROKEN}\n"), 1, Observation(1, noted=1, blames=True)),
+        (Record(7, 1.0, 2.0, f"{PEER_ERROR}\n"), 1, Observation(1, noted=1, blames=True)),
+        (
+            Record(7, 1.0, 2.0, "OSError: not saved\n", origin=f"while handling {PEER_ERROR}"),
+            1,
+            Observation(1, 1, blames=True),
+        ),
+        (Record(7, 1.0, 2.0, f"{PEER_ERROR}\n", origin=PEERS_OWN), 1, Observation(1, noted=1)),
         (
             Record(7, 1.0, 2.0, "OSError: not saved\n", origin=f"while handling {BROKEN}"),
             1,
@@ -433,9 +444,18 @@ def test_why_one_process_ended(
         ),
         ("BrokenPipeError: [Errno 32] Broken pipe", True),
         ("ValueError: shapes differ", False),
+        (PEER_ERROR, True),
+        (f"caused by {PEER_ERROR}", True),
+        (f"RuntimeError: failed (caused by {PEER_ERROR})", True),
+        # The own exception, while which was handled smp told of another rank.
+        (f"KeyError: 'x' (and then {PEER_ERROR})", False),
+        # The type counts, and no word of a message.
+        (f"ValueError: not a {PEER_ERROR}", False),
+        ("PeerError: rank 0 (pp_rank 0) failed: ValueError: shapes differ", False),
+        ("smdistributed.modelparallel.torch.exceptions.StepError: shapes differ", False),
     ],
 )
-def test_an_exception_about_a_broken_connection_names_no_cause_of_its_own(
+def test_an_exception_about_another_process_names_no_cause_of_its_own(
     exception: str, *, expected: bool
 ) -> None:
     assert blames_a_peer(exception) is expected

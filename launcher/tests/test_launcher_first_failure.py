@@ -183,6 +183,39 @@ def test_a_program_that_aborts_for_a_lost_peer_is_not_the_first_to_fail(
         assert_first_failure(launchers, 1, LABEL)
 
 
+PEER_ERROR = """
+import atexit, os, socket, time
+rank = int(os.environ["RANK"])
+error = type(
+    "PeerError", (RuntimeError,), {"__module__": "smdistributed.modelparallel.torch.exceptions"}
+)
+if rank == 0:
+    with socket.create_server(("127.0.0.1", PORT)) as server:
+        peer, _ = server.accept()
+    # After the record: lets rank 1 go on, and waits for its end.
+    atexit.register(lambda: (peer.send(b"x"), peer.recv(1)))
+    raise error("rank 1 (pp_rank 1) failed: label 17 is out of range")
+while True:
+    try:
+        peer = socket.create_connection(("127.0.0.1", PORT))
+        break
+    except OSError:
+        time.sleep(0.02)
+peer.recv(1)
+RAISES
+"""
+"""Two ranks of smp: rank 1 fails, and the record of rank 0, which tells so, is the first."""
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_a_rank_that_is_told_of_the_failure_of_another_is_not_the_first_to_fail(
+    tmp_path: Path, hosts: int
+) -> None:
+    script = PEER_ERROR.replace("PORT", str(free_port())).replace("RAISES", RAISES)
+    with job_of(tmp_path, script, hosts) as launchers:
+        assert_first_failure(launchers, 1, LABEL)
+
+
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_an_own_exception_counts_where_the_clean_up_misses_a_peer(
     tmp_path: Path, hosts: int

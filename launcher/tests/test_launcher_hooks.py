@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -215,6 +216,29 @@ def test_a_script_behaves_as_without_the_hooks(tmp_path: Path, name: str, runtim
             done = subprocess.run(command, env=env, capture_output=True, cwd=tmp_path, check=False)
             ends.append((done.returncode, done.stdout, re.sub(rb"0x[0-9a-f]+", b"", done.stderr)))
         assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize(
+    ("raises", "message"),
+    [
+        ("raise subprocess.SubprocessError('x')", "subprocess.SubprocessError: x"),
+        ("raise ValueError('x')", "ValueError: x"),
+        ("class Own(Exception): pass\nraise Own('x')", "Own: x"),
+    ],
+)
+def test_the_brief_record_names_the_type_as_the_whole_one_does(
+    tmp_path: Path, raises: str, message: str
+) -> None:
+    hooked = {
+        "PYTHONPATH": str(LAUNCHER / "trainworks_launcher/programs/python"),
+        names.PYTHON_HOOKS_VARIABLE: "end leave",
+        names.RUNTIME_DIRECTORY_VARIABLE: str(tmp_path),
+    }
+    command = (sys.executable, "-c", f"import subprocess\n{raises}")
+    subprocess.run(command, env=hooked, capture_output=True, check=False)
+    rows = [json.loads(line) for line in (tmp_path / "ends").read_text("utf-8").splitlines()]
+    messages = [(row.get("brief", False), row["message"].strip()) for row in rows]
+    assert messages == [(True, message), (False, message)]
 
 
 def test_a_sitecustomize_of_the_users_own_is_read(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
-from launcher_support import LAUNCHER
+from launcher_support import LAUNCHER, write_manifest
 
 from trainworks_launcher.environment.environment import Devices, read_environment
 from trainworks_launcher.environment.observed import has_nccl_plugin, observe
@@ -200,6 +200,51 @@ def test_torchrun_is_the_one_of_the_python_with_torch(tmp_path: Path) -> None:
     planned = run_job(tmp_path / "ml", train, variables, "--plan", reserved=switched_on)
     assert f'"{folder}/bin/torchrun"' in planned.stdout, planned.stdout + planned.stderr
     assert str(other) not in json.dumps(json.loads(planned.stdout)["argv"])
+
+
+@pytest.mark.parametrize(
+    ("mode", "has_manifest", "has_mpi4py"),
+    [
+        ("mpi", False, False),
+        ("mpi", False, True),
+        ("mpi", True, False),
+        ("mpi", True, True),
+        ("distributed_dataparallel", False, True),
+        ("pytorch_ddp", False, True),
+    ],
+)
+def test_a_program_under_mpirun_runs_under_the_mpi4py_that_its_python_has(
+    tmp_path: Path, mode: str, *, has_manifest: bool, has_mpi4py: bool
+) -> None:
+    """Without the runner of mpi4py a rank that raises an error waits for the others for ever."""
+    folder = tmp_path / "opt" / "venv"
+    site_packages = make_environment(folder, sys.executable)
+    write_torch(site_packages)
+    if has_mpi4py:
+        (site_packages / "mpi4py").mkdir()
+        (site_packages / "mpi4py" / "__init__.py").write_text("raise SystemExit(99)\n", "utf-8")
+    mpirun = folder / "bin" / "mpirun"
+    mpirun.write_text("#!/bin/sh\nexit 0\n", encoding="utf-8")
+    mpirun.chmod(0o755)
+    python = f"{folder}/bin/python3"
+    variables = {"PATH": f"{folder}/bin:/usr/bin:/bin"}
+    if has_manifest:
+        programs = {"python": python, "mpirun": str(mpirun)}
+        manifest = write_manifest(tmp_path / "image.json", programs, components={})
+        variables["TRAINWORKS_IMAGE_MANIFEST"] = str(manifest)
+    switched_on = {
+        f"sagemaker_{mode}_enabled": "true",
+        "sagemaker_mpi_num_of_processes_per_host": "2",
+        "sagemaker_instance_type": "ml.p4d.24xlarge",
+    }
+    train = folder / "bin" / "train"
+    planned = run_job(tmp_path / "ml", train, variables, "--plan", reserved=switched_on)
+    program = ["--", python, "train.py"]
+    if has_mpi4py:
+        program = ["--", python, "-m", "mpi4py", "train.py"]
+    assert planned.returncode == 0, planned.stderr
+    argv = json.loads(planned.stdout)["argv"]
+    assert argv[-len(program) :] == program
 
 
 def test_a_launcher_in_an_environment_of_its_own_takes_the_python_with_torch(

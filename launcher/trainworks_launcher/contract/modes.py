@@ -68,6 +68,7 @@ MINIMUM_SOURCE = (
 )
 
 _MPIRUN = ("mpirun",)
+_MPI4PY = "mpi4py"
 _TORCH = ("torch",)
 
 _ROWS = (
@@ -79,7 +80,14 @@ _ROWS = (
         trainium=True,
         selected_by="the platform selects it where it starts every rank",
     ),
-    Mode("mpi", "mpi", names.MPI_ENABLED, names.MPI_OPTIONS, programs=_MPIRUN),
+    Mode(
+        "mpi",
+        "mpi",
+        names.MPI_ENABLED,
+        names.MPI_OPTIONS,
+        programs=_MPIRUN,
+        packages=(_MPI4PY,),
+    ),
     # Selected as in sagemaker-training.
     Mode(
         "smdistributed.modelparallel",
@@ -87,6 +95,7 @@ _ROWS = (
         options=names.MPI_OPTIONS,
         needs_count=True,
         programs=_MPIRUN,
+        packages=(_MPI4PY,),
         library="smp",
         selected_by=(
             "mode mpi with smp's parameters is this mode: write --mode mpi --processes-per-host N,"
@@ -100,6 +109,7 @@ _ROWS = (
         names.DATA_PARALLEL_ENABLED,
         names.DATA_PARALLEL_OPTIONS,
         programs=_MPIRUN,
+        packages=(_MPI4PY,),
         library="smddp",
     ),
     Mode(
@@ -109,7 +119,7 @@ _ROWS = (
         names.DATA_PARALLEL_OPTIONS,
         programs=_MPIRUN,
         minimum=("torch", "1.12"),
-        packages=_TORCH,
+        packages=(*_TORCH, _MPI4PY),
         library="smddp",
     ),
     Mode(

@@ -174,7 +174,8 @@ class ImagePlan:
         environment: Variables of the image.
         labels: Labels of the image.
         tags: References it gets, the one to print first.
-        programs: Programs that the launcher starts, by name.
+        programs: Name -> path: the programs that the launcher starts, and the
+            library ``hostname-shim``.
         checks: Every promise, tested after each build.
         missing: Components that an image of this kind could have, and this one lacks.
         instances: Instance types with accelerators that the launcher knows.

@@ -185,7 +185,7 @@ def _note_the_end() -> None:
             if has_peers and not thread:
                 # The peers have missed this process already, and its starter may end the process
                 # before more is noted.
-                brief = _quoted(f"{type(error).__name__}: {error}"[:_MOST_TEXT])
+                brief = _quoted(f"{_name_of(type(error))}: {error}"[:_MOST_TEXT])
                 write(f', "message": {brief}, "brief": true{more}')
             if not compiled:
                 namespace: dict[str, Any] = {}
@@ -263,6 +263,13 @@ def _note_the_end() -> None:
         register = getattr(waited_for, "_register_atexit", None)  # Python 3.9
         if register is not None:
             register(at_leaving)
+
+
+def _name_of(kind: type) -> str:
+    """Return the name of a type as Python prints it before a message: ``socket.timeout``."""
+    if kind.__module__ in ("builtins", "__main__"):
+        return kind.__qualname__
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _quoted(text: str) -> str:

@@ -20,7 +20,7 @@ row  evidence about a rank                            reason of the order
      about other processes                            came later.
 3    PEER: its exception, or the output of its C++    The effect of another failure, which may be
      runtime, tells that the connection to another    on another host, and always counts before
-     process broke                                    this row.
+     process broke; or it is a PeerError of smp       this row.
 4    the end of the command, and the rank in the      The report of another program, which sees
      starter's report, also a rank that ended with    ends later than the hosts do. The row decides
      status 0                                         if no host saw a failure.
@@ -304,26 +304,38 @@ _PEER_LEFT = re.compile(
     r" pipe|remote process exit|communicator was aborted",
     re.IGNORECASE,
 )
+_PEER_ERROR = re.compile(
+    r"(?m)(?:^\s*|caused by |while handling )"
+    r"smdistributed\.modelparallel\.torch\.exceptions\.PeerError\b"
+)
+"""The type of an exception, where a record or a line of Python has it. smp raises this type on
+every rank that is not the one that failed, and only there.
+"""
+
 _TIMEOUT = re.compile(r"timed? ?out|timeout", re.IGNORECASE)
 
 
 def blames_a_peer(words: str) -> bool:
-    """Return whether an exception reports a broken connection, mostly to a process that has ended.
+    """Return whether an exception reports the failure of another process.
 
-    The words are of the kernel, of Gloo ("Connection closed by peer"), of NCCL ("a remote
-    process exiting prematurely", "communicator was aborted") and of PyTorch's TCPStore ("Connection
-    was likely closed").
+    It does if it is a PeerError of smp, or if it reports a broken connection, mostly to a process
+    that has ended. The words are of the kernel, of Gloo ("Connection closed by peer"), of NCCL ("a
+    remote process exiting prematurely", "communicator was aborted") and of PyTorch's TCPStore
+    ("Connection was likely closed").
+
+    Args:
+        words: The exception with its qualified type, as Python prints it, or its origin in a
+            record.
     """
-    return _PEER_LEFT.search(words) is not None
+    return _PEER_ERROR.search(words) is not None or _PEER_LEFT.search(words) is not None
 
 
 def tells_of_a_peer(failure: Outcome) -> bool:
     """Return whether a failure only reports the loss of another process."""
-    text = failure.cause
-    if "NCCL" in failure.cause:
-        # NCCL says so further down in its message.
-        text = failure.text
-    return blames_a_peer(text)
+    if blames_a_peer(failure.cause):
+        return True
+    # NCCL says so further down in its message.
+    return "NCCL" in failure.cause and blames_a_peer(failure.text)
 
 
 def has_waited(failure: Outcome) -> bool:

@@ -104,7 +104,7 @@ class Record(NamedTuple):
 
     @property
     def blames(self) -> bool:
-        """Whether the exception began with a broken connection to another process."""
+        """Whether the exception began with the failure of another process."""
         return not self.handled and (blames_a_peer(self.message) or blames_a_peer(self.origin))
 
     @property
