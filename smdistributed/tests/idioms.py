@@ -452,11 +452,23 @@ def within(self: Any, x: torch.Tensor, scope: Any) -> Any:
     return self.c(y)
 
 
+def looks_up(self: Any, x: torch.Tensor) -> Any:
+    """Call `b` with integers alone, within hooks."""
+    with saved_tensors_hooks(torch.clone, halves):
+        y = self.b(x[:, 0].abs().long())
+    return self.c(self.a(x) + y)
+
+
+def halves(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor * 0.5 if tensor.is_floating_point() else tensor
+
+
+def halves_large(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor * 0.5 if tensor.numel() > 40 else tensor
+
+
 EQUAL |= {
     "saved on the CPU": lambda: Root(net(), lambda self, x: within(self, x, save_on_cpu())),
-    "hooks that return what is saved": lambda: Root(
-        net(), lambda self, x: within(self, x, saved_tensors_hooks(torch.clone, lambda t: t * 1.0))
-    ),
     "a device around a call": lambda: Root(
         net(), lambda self, x: within(self, x, torch.device("cpu"))
     ),
@@ -558,6 +570,8 @@ def remembered(self: Any, x: torch.Tensor) -> Any:
 
 WEAK = "attribute 'memo' of module b (Remembers) has tensors as weak keys"
 
+HOOKS = "module b (Sequential) was called within saved_tensors_hooks, and is on another partition"
+
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "gradients of gradients": (
         lambda: Root(net(), penalty),
@@ -605,7 +619,24 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
             net(),
             lambda self, x: within(self, x, saved_tensors_hooks(lambda t: t, lambda t: t * 0.5)),
         ),
-        "module b (Sequential) was called within saved_tensors_hooks, and is on another partition",
+        HOOKS,
+    ),
+    "hooks that return what is saved": (
+        lambda: Root(
+            net(), lambda self, x: within(self, x, saved_tensors_hooks(torch.clone, torch.clone))
+        ),
+        HOOKS,
+    ),
+    "hooks that change large tensors alone": (
+        lambda: Root(
+            nn.Sequential(nn.Linear(WIDTH, 16), nn.Tanh(), nn.Linear(16, WIDTH)),
+            lambda self, x: within(self, x, saved_tensors_hooks(torch.clone, halves_large)),
+        ),
+        HOOKS,
+    ),
+    "hooks around a call with integers": (
+        lambda: Root(nn.Sequential(nn.Embedding(8, WIDTH), net()), looks_up),
+        HOOKS,
     ),
     "an average that starts late": (
         lambda: StartsLate(averages_late),

@@ -12,6 +12,7 @@ import numpy
 import pytest
 import torch
 from torch import nn
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
 import equality
 import idioms
@@ -66,6 +67,61 @@ def test_what_cannot_be_equal_is_refused(name: str) -> None:
     with pytest.raises(RankError) as caught:
         run_ranks(2, train, [name], {})
     assert f"StepError: {idioms.REFUSED[name][1]}" in str(caught.value)
+
+
+SCOPES: dict[str, Callable[[], Any]] = {
+    "Negated": idioms.Negated,
+    "saved_tensors_hooks": lambda: saved_tensors_hooks(torch.clone, idioms.halves),
+    "save_on_cpu": save_on_cpu,
+    "Doubled": idioms.Doubled,
+}
+"""Scopes that a script may enter around the call of a step function, or around a backward pass."""
+
+
+def around_the_step(name: str) -> float:
+    """Return the largest difference of a training, and of its reference, within a scope."""
+    import smdistributed.modelparallel.torch as smp
+
+    smp.init({"pipeline_parallel_degree": 2, "microbatches": 2})
+    model = idioms.Root(idioms.net(), lambda self, x: self.c(self.b(self.a(x)))).double()
+    owner = {n: int(n == "b" or n.startswith("b.")) for n, _ in model.named_modules()}
+    with SCOPES[name]():
+        return equality.compare(model, squares, rows, owner=owner).largest
+
+
+@pytest.mark.parametrize("name", ["Negated", "saved_tensors_hooks"])
+def test_a_step_within_a_scope_of_the_callers_thread_is_refused(name: str) -> None:
+    with pytest.raises(RankError, match=rf"StepError: step function \S+ was called within {name}"):
+        run_ranks(2, around_the_step, name)
+
+
+@pytest.mark.parametrize("name", ["save_on_cpu", "Doubled"])
+def test_a_step_within_a_scope_that_holds_everywhere_is_equal(name: str) -> None:
+    assert max(run_ranks(2, around_the_step, name)) <= 1e-9
+
+
+def around_backward(name: str) -> None:
+    import smdistributed.modelparallel.torch as smp
+
+    smp.init({"pipeline_parallel_degree": 2, "microbatches": 2})
+    plain = idioms.Root(idioms.net(), lambda self, x: self.c(self.b(self.a(x)))).double()
+    owner = {n: int(n == "b" or n.startswith("b.")) for n, _ in plain.named_modules()}
+    model = smp.DistributedModel(plain)
+    model.preset_partition(owner)
+
+    @smp.step
+    def train(model: Any, x: torch.Tensor, y: torch.Tensor) -> None:
+        _, loss = squares(model, x, y)
+        with SCOPES[name]():
+            model.backward(loss)
+
+    train(model, *rows(0, 8))
+
+
+@pytest.mark.parametrize("name", ["Negated", "saved_tensors_hooks"])
+def test_a_backward_pass_within_a_scope_of_its_thread_is_refused(name: str) -> None:
+    with pytest.raises(RankError, match=f"StepError: model.backward was called within {name}"):
+        run_ranks(2, around_backward, name)
 
 
 def attacked(model: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

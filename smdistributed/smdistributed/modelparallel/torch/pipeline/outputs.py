@@ -171,12 +171,20 @@ class Model:
             grads: For each tensor its gradient, or None.
 
         Raises:
-            StepError: The thread runs no step, the step failed meanwhile, or torch refused the pass
-                for a parameter or container that the step has written.
+            StepError: The thread runs no step, or is within a mode or hooks that would have no
+                effect on another rank; the step failed meanwhile, or torch refused the pass for a
+                parameter or container that the step has written.
             RuntimeError: torch refused the pass for another reason.
         """
         pipeline = self.pipeline
         context = pipeline.context()
+        scope = pipeline.scheduler.caller_thread.find_scope()
+        if scope is not None:
+            raise StepError(
+                f"model.backward was called within {scope.name},"
+                " which would have no effect on the other partitions\n"
+                f"Call it outside of {scope.name}."
+            )
         if pipeline.rank == pipeline.root_rank:
             pipeline.scheduler.wait_for_all_forwards()
             pipeline.order.append(("B", context.microbatch))

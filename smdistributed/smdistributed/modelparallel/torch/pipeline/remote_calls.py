@@ -377,7 +377,7 @@ class Caller:
             PeerError: The connection with the rank of the module is lost.
         """
         pipeline = self.pipeline
-        self._check_call(number, [*args, *kwargs.values()])
+        self._check_call(number)
         context = pipeline.context()
         tail = self._find_tail_call(context, number)
         call = RemoteCall(self, (pipeline.rank, next(self._call_numbers)), number, segment, tail)
@@ -437,15 +437,11 @@ class Caller:
                 context.produced[id(tensor)] = produced
         return result
 
-    def _check_call(self, number: int, values: list[Any]) -> None:
+    def _check_call(self, number: int) -> None:
         """Refuse a call of a remote module that could not work as a local one.
-
-        Hooks for saved tensors are called once with a copy of an argument, to find out what they
-        do.
 
         Args:
             number: Number of the module.
-            values: The arguments.
 
         Raises:
             StepError: No step runs in this thread, or a transform, a mode or a hook of this thread
@@ -461,14 +457,14 @@ class Caller:
             )
         context = pipeline.context()
         _check_transforms(title)
-        tensors = [value for value in values if isinstance(value, torch.Tensor)]
-        scope = pipeline.scheduler.caller_thread.scope(tensors)
+        scope = pipeline.scheduler.caller_thread.find_scope()
         if scope is not None:
+            hint = "Place the module with its caller with smp.set_partition"
+            if scope.may_surround_step:
+                hint += f", or enter {scope.name} around the whole step function"
             raise StepError(
-                f"module {title} was called within {scope},"
-                " and is on another partition, where that would have no effect\n"
-                "Enter it around the whole step function,"
-                " or place the module with its caller with smp.set_partition."
+                f"module {title} was called within {scope.name},"
+                f" and is on another partition, where that would have no effect\n{hint}."
             )
         if context.tail is not None:
             raise StepError(_NOT_THE_LAST_CALL)

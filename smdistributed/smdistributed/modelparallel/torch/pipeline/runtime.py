@@ -30,7 +30,7 @@ from .randomness import Streams
 from .rank_state import GONE, PipelineRank
 from .remote_calls import Caller
 from .scheduler import Role, Scheduler, Step
-from .threadstate import CallerThread
+from .threadstate import CallerThread, find_thread_scope
 
 __all__ = ["Runtime", "present", "use"]
 
@@ -157,9 +157,17 @@ class Runtime:
             callables: The step function on each microbatch.
 
         Raises:
+            StepError: The step was called within a dispatch mode or hooks of saved tensors.
             Exception: An error of the user's code, for example of a property of a container.
         """
         try:
+            scope = find_thread_scope()
+            if scope is not None:
+                raise StepError(
+                    f"step function {self.pipeline.function} was called within {scope.name},"
+                    " which would have no effect on the other threads and ranks of the step\n"
+                    f"Call it outside of {scope.name}."
+                )
             in_turn = self.scheduler.module_state.begin(self.pipeline.function)
         except BaseException as error:
             self._abort(error, traceback.format_exc())

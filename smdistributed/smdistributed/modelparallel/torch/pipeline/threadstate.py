@@ -3,13 +3,13 @@
 Gradient mode, inference mode and autocast are captured at each remote call and applied where the
 call is served. Function modes cannot travel. A served call runs under the modes of the serving
 rank's own step, which runs the same script. So a call within a mode that the step did not begin
-with is refused.
+with is refused. Dispatch modes and hooks of saved tensors stay on their thread: a step, a remote
+call or a backward pass within them is refused.
 """
 
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -119,8 +119,6 @@ class CallerThread:
         self.variables = contextvars.copy_context()
         self.started = self.variables.copy()
         self.modes: list[TorchFunctionMode] = list(_overrides._get_current_function_mode_stack())
-        self.dispatch: list[Any] = list(_get_current_dispatch_mode_stack())
-        self.hooks = _top_hooks()
         initialized: bool = _cuda.is_initialized()
         self.stream = torch.cuda.current_stream() if initialized else None
 
@@ -150,48 +148,47 @@ class CallerThread:
             and (self.stream is None or torch.cuda.current_stream() == self.stream)
         )
 
-    def scope(self, tensors: Sequence[torch.Tensor]) -> str | None:
-        """Return the name of a scope of this thread that would have no effect on a remote call.
+    def find_scope(self) -> Scope | None:
+        """Return a scope of this thread that would have no effect on another rank, or None.
 
-        Modes of torch's checkpointing and of devices are allowed, and so are hooks that return the
-        tensors which autograd saved.
-
-        To find out what hooks of saved tensors do, they are called once with a copy of the largest
-        argument (`_return_saved_values`).
-
-        Args:
-            tensors: The arguments of the call.
-
-        Returns:
-            For example ``"saved_tensors_hooks"``; None if there is no such scope.
-
-        Raises:
-            Exception: An error of such a hook.
+        Function modes that the step began with hold on all ranks. Modes and hooks of torch's
+        checkpointing, and modes of devices, are allowed.
         """
         # The stack is copied only if its length differs: this runs in each remote call.
-        function_modes = self.modes
         if _C._len_torch_function_stack() != len(self.modes):
-            function_modes = _overrides._get_current_function_mode_stack()
-        dispatch_modes: Sequence[Any] = ()
-        if _C._len_torch_dispatch_stack():
-            dispatch_modes = _get_current_dispatch_mode_stack()
-        of_caller = set(map(id, (*self.modes, *self.dispatch)))
-        for mode in (*function_modes, *dispatch_modes):
-            if id(mode) not in of_caller and not type(mode).__module__.startswith(
-                _HARMLESS_MODULES
-            ):
-                return type(mode).__name__
+            of_caller = set(map(id, self.modes))
+            for mode in _overrides._get_current_function_mode_stack():
+                if id(mode) not in of_caller and not _is_harmless(type(mode)):
+                    return Scope(type(mode).__name__, may_surround_step=True)
+        return find_thread_scope()
 
-        if not torch.is_grad_enabled():
-            return None  # autograd saves no tensors
-        hooks = _top_hooks()
-        if hooks is None or hooks == self.hooks:
-            return None
-        if str(getattr(hooks[0], "__module__", "")).startswith(_HARMLESS_MODULES):
-            return None
-        if _return_saved_values(hooks, tensors):
-            return None
-        return "saved_tensors_hooks"
+
+class Scope(NamedTuple):
+    """A mode or hooks that a script has entered.
+
+    Attributes:
+        name: For example ``"saved_tensors_hooks"``.
+        may_surround_step: Whether a step that begins within it runs under it on all ranks.
+    """
+
+    name: str
+    may_surround_step: bool
+
+
+def find_thread_scope() -> Scope | None:
+    """Return a dispatch mode, or hooks of saved tensors, that hold on this thread alone, or None.
+
+    Those of torch's checkpointing are allowed. What other hooks do is not tried: it may depend on
+    the tensor.
+    """
+    if _C._len_torch_dispatch_stack():
+        for mode in _get_current_dispatch_mode_stack():
+            if not _is_harmless(type(mode)):
+                return Scope(type(mode).__name__, may_surround_step=False)
+    hooks = _top_hooks()
+    if hooks is None or all(map(_is_harmless, hooks)):
+        return None
+    return Scope("saved_tensors_hooks", may_surround_step=False)
 
 
 _HARMLESS_MODULES = (
@@ -201,6 +198,13 @@ _HARMLESS_MODULES = (
     "smdistributed.",
 )
 """Beginnings of the Python modules of modes and hooks that need not reach another rank."""
+
+
+def _is_harmless(code: Any) -> bool:
+    """Return whether a class of modes, or a hook, need not reach another rank."""
+    return str(getattr(code, "__module__", "")).startswith(_HARMLESS_MODULES)
+
+
 _get_top: Any = getattr(_C._autograd, "_top_saved_tensors_default_hooks", None)
 
 
@@ -213,32 +217,6 @@ def _top_hooks() -> tuple[Any, Any] | None:
         return None
     hooks: tuple[Any, Any] | None = _get_top(True)
     return hooks
-
-
-def _return_saved_values(hooks: tuple[Any, Any], tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether hooks return the saved values unchanged.
-
-    The hooks are called, with a copy of the largest tensor of floats of a call. Without such a
-    tensor True is returned.
-
-    Args:
-        hooks: (pack, unpack), as of torch.autograd.graph.saved_tensors_hooks.
-        tensors: The arguments of the call.
-
-    Raises:
-        Exception: An error of a hook.
-    """
-    floats = []
-    for tensor in tensors:
-        if tensor.is_floating_point() and tensor.layout is torch.strided:
-            floats.append(tensor)
-    if not floats:
-        return True
-    saved = max(floats, key=torch.Tensor.numel).detach().clone()
-    pack, unpack = hooks
-    with torch.no_grad():
-        back = unpack(pack(saved.clone()))
-    return isinstance(back, torch.Tensor) and torch.equal(back.to(saved.device, saved.dtype), saved)
 
 
 def _saved_tensors_hooks() -> bool:
