@@ -137,6 +137,7 @@ def test_both_formats_are_read_from_their_places(tmp_path: Path) -> None:
             (
                 f"deb {DEBIAN} trixie main",
                 f"deb {DEBIAN} trixie-updates main",
+                f"deb {DEBIAN} trixie-backports main",
                 "deb [trusted=yes] http://security.example/debian-security trixie-security main",
             ),
         ),
@@ -152,8 +153,10 @@ def test_archives_of_the_machine_serve_another_suite(
         AptSource(uri=DEBIAN, suite="bookworm", components="main"),
         AptSource(uri=DEBIAN, suite="bookworm-updates", components="main"),
         AptSource(uri=DEBIAN, suite="bookworm-backports", components="contrib"),
+        AptSource(uri=DEBIAN, suite="bookworm-backports", components="main contrib"),
         AptSource(uri="http://vendor.example/apt", suite="stable", components="main"),
         AptSource(uri="http://vendor.example/bookwormish", suite="bookwormish", components="main"),
+        AptSource(uri="http://vendor.example/apt", suite="bookworm-vendor", components="main"),
         AptSource(
             uri="http://security.example/debian-security",
             suite="bookworm-security",
@@ -172,6 +175,10 @@ def test_archives_of_the_machine_serve_another_suite(
         ("Acquire::https::Timeout", True),
         ("Acquire::https::mirror.example::Verify-Peer", True),
         ("Acquire::Retries", True),
+        ("Acquire::http::proxy", True),
+        ("Acquire::HTTP::Proxy", True),
+        ("acquire::retries", True),
+        ("Acquire::http::proxy-auto-detect", False),
         ("Acquire::http::Proxy-Auto-Detect", False),
         ("Acquire::https::CAInfo", False),
         ("APT::Update::Post-Invoke", False),
@@ -197,6 +204,22 @@ def test_a_configuration_for_inside_the_build() -> None:
         'Dir::Etc::SourceParts "-";\n'
         'Acquire::https::CAInfo "/run/secrets/ca.pem";\n'
     )
+
+
+@pytest.mark.skipif(shutil.which("apt-config") is None, reason="this machine has no apt")
+def test_settings_are_kept_in_each_case_that_apt_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (
+        'Acquire { hTTp { pRoxy "http://proxy.example:3128/"; proxy-auto-detect "/bin/true"; };'
+        ' retries "7"; };\n'
+    )
+    (tmp_path / "apt.conf").write_text(text, encoding="utf-8")
+    monkeypatch.setenv("APT_CONFIG", str(tmp_path / "apt.conf"))
+    lines = [line.lower() for line in read_apt_settings(tmp_path).lines]
+    assert 'acquire::http::proxy "http://proxy.example:3128/";' in lines
+    assert 'acquire::retries "7";' in lines
+    assert not any("auto-detect" in line for line in lines)
 
 
 @pytest.mark.skipif(shutil.which("apt-config") is None, reason="this machine has no apt")

@@ -15,9 +15,14 @@ _PROBE_SECONDS: Final = 20.0
 
 KEPT_SETTINGS = re.compile(
     r"Acquire::(http|https|ftp)(::[\w.*-]+)?::(Timeout|Dl-Limit|Verify-Peer|Verify-Host|Pipeline-Depth)"
-    r"|Acquire::(http|https|ftp)::Proxy(::[\w.*-]+)?|Acquire::(Retries|ForceIPv4|ForceIPv6|Check-Valid-Until)"
+    r"|Acquire::(http|https|ftp)::Proxy(::[\w.*-]+)?|Acquire::(Retries|ForceIPv4|ForceIPv6|Check-Valid-Until)",
+    # apt's names have no case, and its dump has the case of the file.
+    re.IGNORECASE,
 )
 """Settings about reaching an archive. All others (hooks, paths) are not passed to builds."""
+
+_SUITES_OF_DEBIAN = ("", "-updates", "-security", "-backports")
+"""What Debian's own suites have behind the code name; others' have for example ``-pgdg``."""
 
 ONE_LINE = re.compile(
     r"^deb\s+(?:\[(?P<options>[^\]]*)\]\s+)?(?P<uri>\S+)\s+(?P<suite>\S+)(?:\s+(?P<components>.+))?$"
@@ -164,24 +169,40 @@ def parse_suite(release: str) -> str:
     return values.get("VERSION_CODENAME", "").strip('"')
 
 
+def translate_suite(name: str, own_suite: str, suite: str) -> str:
+    """Return the suite of another Debian that a suite of this machine's Debian stands for.
+
+    For example ``trixie-updates`` for ``bookworm-updates``.
+
+    Args:
+        name: The suite as a source of this machine names it.
+        own_suite: Code name of this machine's Debian; ``""`` on another system.
+        suite: Code name of the other Debian.
+
+    Returns:
+        ``""`` for a suite that is not Debian's own by its name, and on another system.
+    """
+    for ending in _SUITES_OF_DEBIAN:
+        if own_suite and name == f"{own_suite}{ending}":
+            return f"{suite}{ending}"
+    return ""
+
+
 def make_source_lines(suite: str, sources: Iterable[AptSource], own_suite: str) -> tuple[str, ...]:
     """Return the lines of a ``sources.list`` for ``suite``, with this machine's archives.
 
-    Only archives of the machine's own Debian suite are used (``bookworm``, ``bookworm-updates``,
-    ...), with the suite replaced; other vendors' archives are not Debian's. The result is empty if
-    there is none, and for another distribution (``suite`` is ``""``): then the defaults of the
-    bootstrap tool and of the base image apply.
+    Only archives of the machine's own Debian are used, by their suites (``translate_suite``); other
+    vendors' archives are not Debian's. The result is empty if there is none, and for another
+    distribution (``suite`` is ``""``): then the defaults of the bootstrap tool and of the base
+    image apply.
     """
     if not suite:
         return ()
     lines = []
     for source in sources:
-        is_own = source.suite == own_suite or source.suite.startswith(f"{own_suite}-")
-        # A machine that is not a Debian has no suite of its own.
-        if not own_suite or not is_own or "main" not in source.components.split():
+        target_suite = translate_suite(source.suite, own_suite, suite)
+        if not target_suite or "main" not in source.components.split():
             continue
-        # bookworm-updates becomes trixie-updates.
-        target_suite = suite + source.suite.removeprefix(own_suite)
         words = []
         if source.trusted:
             words.append("trusted=yes")

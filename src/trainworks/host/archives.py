@@ -16,7 +16,7 @@ from email.utils import parsedate_to_datetime
 
 from trainworks.errors import HostError, LockError
 from trainworks.facts.rows import Base, LockedArchive
-from trainworks.host.apt import AptSource
+from trainworks.host.apt import AptSource, translate_suite
 from trainworks.host.downloads import Client, Limits, UnreachableError, remove_credentials
 from trainworks.host.settings import HostSettings
 
@@ -194,13 +194,9 @@ def _own_sources(base: Base, settings: HostSettings) -> Mapping[str, AptSource]:
     Empty on a machine that is not a Debian.
     """
     source_by_suite: dict[str, AptSource] = {}
-    own_suite = settings.suite
-    if not own_suite:
-        return source_by_suite
     for source in settings.apt.sources:
-        if source.suite == own_suite or source.suite.startswith(f"{own_suite}-"):
-            # bookworm-updates becomes trixie-updates.
-            suite = base.suite + source.suite.removeprefix(own_suite)
+        suite = translate_suite(source.suite, settings.suite, base.suite)
+        if suite:
             source_by_suite.setdefault(suite, source)
     return source_by_suite
 

@@ -139,7 +139,11 @@ def bootstrap(
         configuration = folder / "apt.conf"
         ca_path = str(certificate) if settings.ca else ""
         configuration.write_text(apt_configuration(settings.apt, ca_path=ca_path), encoding="utf-8")
-        argv = [tool, "--variant=minbase", f"--aptopt={configuration}", f"--customize-hook={hook}"]
+        # The mode that it would choose itself may run Debian's scripts as this user, without a
+        # namespace.
+        mode = "root" if os.geteuid() == 0 else "unshare"
+        argv = [tool, f"--mode={mode}", "--variant=minbase"]
+        argv += [f"--aptopt={configuration}", f"--customize-hook={hook}"]
         argv += [f"--dpkgopt={option}" for option in SLIM]
         argv += [f"--include={','.join(INCLUDED_PACKAGES)}", f"--architectures={row.architecture}"]
         if MERGED_USR_HOOKS.is_dir():
