@@ -31,13 +31,13 @@ RELEASE_TEST := tests/push/test_release_engine.py
 image: setup engine  ## set everything up, then build and test the PyTorch image for CUDA 12.1
 	$(BIN)/python build.py --framework pytorch --cuda cu121
 
-test: setup engines torch  ## set up, then try everything once: a real image, jobs on one and two hosts, extend, push; 10 minutes
+test: setup engines torch  ## set up, then try everything once: a real image, jobs on one and two hosts, extend, push; 10 to 17 minutes
 	@tools/evidence.py run "make test" \
 		'what needs no engine: $(PYTEST) $(PARALLEL)' \
 		'the core of smdistributed, on two and four ranks: cd smdistributed && $(TORCH) $(TESTS) -m core --numprocesses 2' \
 		'the cpu image is built and tested, and jobs run in it: $(PYTEST) -m core $(LIMIT) $(TWO_AT_ONCE) tests/image tests/push'
 
-test-quick: setup  ## the tests that need no engine; 7 minutes
+test-quick: setup  ## the tests that need no engine; 7 to 11 minutes
 	$(BIN)/python -m pytest $(PARALLEL)
 
 # Before a change of an engine, a recipe, the supervisor or a transport is called done.
