@@ -485,6 +485,7 @@ FIRST_OR_NEITHER = [
     SCRIPT,
     "import smdistributed.modelparallel.torch as smp\nsmp.init()\n",
     "try:\n    import torch.sagemaker as tsm\nexcept ImportError:\n    tsm = None\n",
+    "import sys\nif '--smp' in sys.argv:\n    import torch.sagemaker as tsm\n",
     "# import torch.sagemaker\nimport torch.sagemakers\n",
     "import torch.sagemaker as tsm\nthis is no Python\n",
 ]

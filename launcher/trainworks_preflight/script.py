@@ -67,8 +67,8 @@ def _imports_of(path: Path) -> Iterator[tuple[str, int]]:
         return
     statements: list[ast.AST] = [tree]
     for statement in statements:  # grows by the statements inside of each one
-        if isinstance(statement, ast.Try):
-            # The script goes on without the module.
+        if isinstance(statement, (ast.Try, ast.If)):
+            # The script goes on without the module, or may not import it in this job.
             continue
         statements.extend(ast.iter_child_nodes(statement))
         if isinstance(statement, ast.Import):
