@@ -10,6 +10,7 @@ import signal
 from collections.abc import Sequence
 
 import pytest
+from launcher_support import LAUNCHER
 
 from trainworks_launcher.supervise.outcome.cause import (
     ProcessEnd,
@@ -459,6 +460,12 @@ def test_an_exception_about_another_process_names_no_cause_of_its_own(
     exception: str, *, expected: bool
 ) -> None:
     assert blames_a_peer(exception) is expected
+
+
+def test_smp_has_the_exception_that_blames_a_peer_under_this_name() -> None:
+    module, _, name = PEER_ERROR.partition(":")[0].rpartition(".")
+    path = LAUNCHER.parent / "smdistributed" / f"{module.replace('.', '/')}.py"
+    assert f"\nclass {name}(" in path.read_text(encoding="utf-8")
 
 
 def test_what_is_known_of_a_rank_is_of_the_process_that_had_it_last() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -184,24 +185,18 @@ def test_a_program_that_aborts_for_a_lost_peer_is_not_the_first_to_fail(
 
 
 PEER_ERROR = """
-import atexit, os, socket, time
+import atexit, os
 rank = int(os.environ["RANK"])
 error = type(
     "PeerError", (RuntimeError,), {"__module__": "smdistributed.modelparallel.torch.exceptions"}
 )
 if rank == 0:
-    with socket.create_server(("127.0.0.1", PORT)) as server:
-        peer, _ = server.accept()
-    # After the record: lets rank 1 go on, and waits for its end.
-    atexit.register(lambda: (peer.send(b"x"), peer.recv(1)))
+    # After the record: lets rank 1 go on, and reads until it has ended.
+    atexit.register(lambda: (open("GO", "wb"), open("ENDED", "rb").read()))
     raise error("rank 1 (pp_rank 1) failed: label 17 is out of range")
-while True:
-    try:
-        peer = socket.create_connection(("127.0.0.1", PORT))
-        break
-    except OSError:
-        time.sleep(0.02)
-peer.recv(1)
+# A pipe is open when both ranks have opened it.
+open("GO", "rb")
+end = open("ENDED", "wb")
 RAISES
 """
 """Two ranks of smp: rank 1 fails, and the record of rank 0, which tells so, is the first."""
@@ -211,7 +206,10 @@ RAISES
 def test_a_rank_that_is_told_of_the_failure_of_another_is_not_the_first_to_fail(
     tmp_path: Path, hosts: int
 ) -> None:
-    script = PEER_ERROR.replace("PORT", str(free_port())).replace("RAISES", RAISES)
+    script = PEER_ERROR.replace("RAISES", RAISES)
+    for name in ("GO", "ENDED"):
+        os.mkfifo(tmp_path / name)
+        script = script.replace(f'"{name}"', repr(str(tmp_path / name)))
     with job_of(tmp_path, script, hosts) as launchers:
         assert_first_failure(launchers, 1, LABEL)
 

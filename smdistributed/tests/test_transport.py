@@ -12,7 +12,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -184,52 +184,54 @@ def test_strangers_are_dropped_and_delay_nobody(tmp_path: Path) -> None:
     close([zero, one])
 
 
-def test_another_program_at_a_rank_s_address_is_refused() -> None:
+@contextlib.contextmanager
+def another_program_as_rank_0(answer: Callable[[socket.socket], None]) -> Iterator[HashStore]:
+    """Give the store of a job in which rank 0 has the address of another program.
+
+    The program reads the greeting of one rank, and then calls `answer` with the connection.
+    """
     store = PrefixStore("smp/transport", plain := HashStore())
     with socket.create_server(("127.0.0.1", 0)) as other:
         store.set("token", "ab" * 64)
         store.set("candidate/0", "127.0.0.1")
         store.set("address/0", f"127.0.0.1 {other.getsockname()[1]}")
 
-        def answer() -> None:
+        def serve() -> None:
             connection, _ = other.accept()
             with connection:
                 connection.recv(100)
-                connection.sendall(b"x" * 32)
+                answer(connection)
 
-        thread = threading.Thread(target=answer)
+        thread = threading.Thread(target=serve)
         thread.start()
-        with pytest.raises(
-            StartError, match=r"rank 1 cannot connect with rank 0: .* is another program"
-        ):
-            connect(Rendezvous(plain, 2, LOCAL), 1, {"pp": [0]}, timeout=300)
+        yield plain
         thread.join()
+
+
+def test_another_program_at_a_rank_s_address_is_refused() -> None:
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(b"x" * 32)
+
+    message = r"rank 1 cannot connect with rank 0: .* is another program"
+    with another_program_as_rank_0(answer) as store, pytest.raises(StartError, match=message):
+        connect(Rendezvous(store, 2, LOCAL), 1, {"pp": [0]}, timeout=300)
 
 
 def test_an_answer_in_small_parts_does_not_prolong_the_start() -> None:
     """Each part comes within the limit of one read, and the last one after the end of the start."""
     timeout = 1.0
-    store = PrefixStore("smp/transport", plain := HashStore())
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        store.set("token", "ab" * 64)
-        store.set("candidate/0", "127.0.0.1")
-        store.set("address/0", f"127.0.0.1 {other.getsockname()[1]}")
 
-        def answer() -> None:
-            connection, _ = other.accept()
-            with connection, contextlib.suppress(ConnectionError):
-                connection.recv(100)
-                connection.settimeout(0.6 * timeout)
-                for part in (b"x", b"x" * 31):
-                    with contextlib.suppress(TimeoutError):
-                        connection.recv(1)  # nothing comes
-                    connection.sendall(part)
+    def answer(connection: socket.socket) -> None:
+        connection.settimeout(0.6 * timeout)
+        with contextlib.suppress(ConnectionError):
+            for part in (b"x", b"x" * 31):
+                with contextlib.suppress(TimeoutError):
+                    connection.recv(1)  # nothing comes
+                connection.sendall(part)
 
-        thread = threading.Thread(target=answer)
-        thread.start()
-        with pytest.raises(StartError, match=r"cannot connect with rank 0: .* \(timed out\)"):
-            connect(Rendezvous(plain, 2, LOCAL), 1, {"pp": [0]}, timeout=timeout)
-        thread.join()
+    message = r"cannot connect with rank 0: .* \(timed out\)"
+    with another_program_as_rank_0(answer) as store, pytest.raises(StartError, match=message):
+        connect(Rendezvous(store, 2, LOCAL), 1, {"pp": [0]}, timeout=timeout)
 
 
 def test_a_rank_that_cannot_be_reached_is_named_at_once() -> None:
