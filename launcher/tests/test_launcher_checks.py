@@ -28,6 +28,7 @@ from launcher_support import (
 
 from trainworks_launcher.checks import FAILED, GPU_SECONDS, QUICK_SECONDS, WARNING, Checks, rules
 from trainworks_launcher.checks.host_state import HostState, driver_version
+from trainworks_launcher.contract import names
 from trainworks_launcher.contract.json_values import Json
 from trainworks_launcher.environment import platforms
 from trainworks_testing.clock import assert_within, start_clock
@@ -384,13 +385,13 @@ def test_a_value_that_is_not_a_level_is_refused(tmp_path: Path) -> None:
         (
             "exec sleep infinity",
             0.1,
-            0,
-            "warning: the all-reduce of 16 ranks on 2 host(s) has not ended within 0.1 s: ",
+            names.EXIT_HANG,
+            "failed: the all-reduce of 16 ranks on 2 host(s) has not ended within 0.1 s: ",
         ),
         ("exit 3", TIME_OUT, 3, ""),
         ("kill -9 $$", TIME_OUT, 137, ""),
-        (":", TIME_OUT, 0, "warning: all_reduce_perf left no figure on this host: "),
-        ("echo half > $2", TIME_OUT, 0, "warning: all_reduce_perf left no figure on this host: "),
+        (":", TIME_OUT, 1, "failed: all_reduce_perf left no figure: "),
+        ("echo half > $2", TIME_OUT, 1, "failed: all_reduce_perf left no figure: "),
     ],
 )
 def test_how_an_all_reduce_may_end(script: str, limit: float, status: int, message: str) -> None:
@@ -412,13 +413,13 @@ def test_how_an_all_reduce_may_end(script: str, limit: float, status: int, messa
     )
 
 
-def test_an_image_without_nccl_tests_says_how_to_get_it_and_checks_the_host(tmp_path: Path) -> None:
+def test_a_check_of_the_bandwidth_fails_in_an_image_without_nccl_tests(tmp_path: Path) -> None:
     with Launcher(tmp_path, "check", "bandwidth") as launcher:
-        assert launcher.wait() == 0
+        assert launcher.wait() == names.EXIT_CHECK
     assert launcher.text.startswith(
-        "warning: all_reduce_perf is not in this image: build it with `--with nccl-tests`"
+        "check failed: no bandwidth was measured: all_reduce_perf is not in this image:"
+        " build it with `--with nccl-tests`"
     )
-    assert "nothing is wrong with this host" in launcher.text
 
 
 def test_the_command_warns_of_devices_as_the_start_of_a_job_does(tmp_path: Path) -> None:

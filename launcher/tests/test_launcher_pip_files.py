@@ -189,15 +189,21 @@ def test_lines_are_those_of_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("plain --no-such", "line 1: unrecognized arguments: --no-such"),
-        ("\n-r", "line 2: argument -r/--requirement: expected one argument"),
-        ("-r requirements.txt", "includes itself"),
-        ("plain --hash 'x", "line 1: No closing quotation"),
+        ("plain --no-such", "unrecognized arguments: --no-such"),
+        ("-r", "argument -r/--requirement: expected one argument"),
+        ("plain --hash 'x", "No closing quotation"),
     ],
 )
-def test_a_line_that_is_none_is_named(tmp_path: Path, text: str, reason: str) -> None:
-    (tmp_path / "requirements.txt").write_text(text)
-    with pytest.raises(pip_files.SettingsError, match=reason):
+def test_a_line_that_pip_cannot_read_has_a_problem(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "requirements.txt").write_text(f"\n{text}\nplain\n")
+    wrong, right = pip_files.read_rows(tmp_path / "requirements.txt")
+    assert (wrong.number, wrong.requirement, wrong.problem) == (2, text, reason)
+    assert (right.number, right.requirement, right.problem) == (3, "plain", "")
+
+
+def test_a_file_that_includes_itself_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("-r requirements.txt")
+    with pytest.raises(pip_files.SettingsError, match="includes itself"):
         list(pip_files.read_rows(tmp_path / "requirements.txt"))
 
 

@@ -390,7 +390,28 @@ def test_strict_refuses_a_line_of_another_build(image: Image) -> None:
 @pytest.mark.parametrize(
     ("name", "line", "message"),
     [
-        ("requirements.txt", "plain=1.0=py_0", "plain=1.0=py_0 is conda's"),
+        ("requirements.txt", "plain=1.0=py_0", "line 1: plain=1.0=py_0 is conda's"),
+        (
+            "requirements.txt",
+            "plain=1.0=py_0\nother=2=0\n",
+            "plain=1.0=py_0 (and 1 more) is conda's",
+        ),
+        ("requirements.txt", "conda-forge::plain=1.0", "conda-forge::plain=1.0 is conda's"),
+        (
+            "requirements.txt",
+            "# Name  Version  Build\nplain   1.0   py311h64a7726_0   conda-forge",
+            "line 2: plain   1.0   py311h64a7726_0   conda-forge is conda's",
+        ),
+        (
+            "requirements.txt",
+            "@EXPLICIT\nhttps://conda.example/linux-64/plain-1.0-py_0.conda",
+            "line 1: @EXPLICIT is conda's",
+        ),
+        (
+            "requirements.txt",
+            "name: work\ndependencies:\n  - plain=1.0\n  - pip:\n    - other",
+            "line 1: name: work (and 4 more) is conda's",
+        ),
         (
             "requirements.txt",
             "plain @ file:///croot/plain_1/work",
@@ -422,6 +443,20 @@ def test_files_of_other_tools_are_refused_with_what_converts_them(
     (image.base / "code").mkdir()
     (image.base / name).write_text(f"{line}\n")
     assert message in image.program("-r", name).stderr
+
+
+def test_all_lines_that_cannot_be_read_are_named_at_once(image: Image) -> None:
+    lines = ("plain=1.0=py_0", "--indx-url x", "plain -C a=b", "plain @ file:///croot/plain_1/work")
+    launcher = image.run("".join(f"{line}\n" for line in lines))
+    assert launcher.status == 65
+    for reason in (
+        "line 1: plain=1.0=py_0 is conda's",
+        "line 2: unrecognized arguments: --indx-url x",
+        "line 3: options of a build are not handed to it",
+        "/croot/plain_1/work does not exist",
+    ):
+        assert reason in launcher.text
+    assert image.versions() == PROTECTED
 
 
 # --- an image without uv --------------------------------------------------------------------------

@@ -228,20 +228,21 @@ def _check(measures: bool) -> int:
 
     Args:
         measures: Whether an all-reduce is timed, too: a job of its own, which begins with the same
-            checks.
+            checks. Without the program for it the check fails.
 
     Returns:
         0, or ``names.EXIT_CHECK`` if a check failed; with an all-reduce the status of that job.
     """
+    from trainworks_launcher.checks import FAILED, OFF, QUICK, Finding
+    from trainworks_launcher.plan import bandwidth
+
+    findings: list[Finding] = []
     if measures:
         import shutil
 
-        from trainworks_launcher.plan import bandwidth
-
         if shutil.which(bandwidth.PROGRAM):
             return _train(bandwidth.INVOCATION, measures)
-        print(f"warning: {bandwidth.MISSING}")
-    from trainworks_launcher.checks import FAILED, OFF, QUICK
+        findings.append(bandwidth.MISSING)
     from trainworks_launcher.checks.run import line_of, run_checks
     from trainworks_launcher.environment.environment import read_environment
     from trainworks_launcher.environment.secret import take_variables
@@ -256,7 +257,8 @@ def _check(measures: bool) -> int:
     # A person who asks for checks gets them, also if jobs have none.
     level = QUICK if environment.variables.get(names.CHECK_VARIABLE) == OFF else ""
     checks = checks_of(environment, placement, network, level)
-    findings = run_checks(checks) if checks is not None else ()
+    if checks is not None:
+        findings.extend(run_checks(checks))
     for finding in findings:
         print(line_of(finding))
     # The lines about devices and interfaces that the start of a job prints.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from trainworks_launcher.checks import FAILED, Finding
 from trainworks_launcher.environment.command_line import Invocation
 from trainworks_launcher.job.job import Job
 from trainworks_launcher.plan.plan import NodePlan
@@ -14,10 +15,13 @@ PROGRAM = "all_reduce_perf"
 INVOCATION = Invocation((PROGRAM, "--minbytes", "1G", "--maxbytes", "1G", "--check", "1"), "mpi")
 """The command line of the job. 1 GiB keeps every network of GPUs busy; each sum is checked."""
 
-MISSING = (
-    f"{PROGRAM} is not in this image: build it with `--with nccl-tests` for CUDA 13, or put one"
-    " that was compiled with MPI on PATH; TCP alone is measured by iperf3"
+MISSING = Finding(
+    FAILED,
+    f"no bandwidth was measured: {PROGRAM} is not in this image",
+    "build it with `--with nccl-tests` for CUDA 13, or put one that was compiled with MPI on PATH;"
+    " TCP alone is measured by iperf3",
 )
+"""The problem of an image without that program."""
 
 LIMIT_SECONDS = 900.0
 """Time limit of mpirun. A new host first loads CUDA and connects all GPUs, which takes minutes."""

@@ -3,8 +3,8 @@ all_reduce_perf ...``.
 
 ASKED is a JSON object: ``limit`` in seconds, ``ranks``, ``hosts``, their ``type``, and
 ``gigabits``: the bandwidth of one host's network in a second, each way; 0 if not known. The figure
-comes in a file, because NCCL's log may stand between the lines of the program. A run that does not
-end is a warning: a job may have more time, or fewer hosts.
+comes in a file, because NCCL's log may stand between the lines of the program. A run without a
+figure fails: it has measured nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +20,11 @@ from typing import Any, Sequence
 _END_SECONDS = 20.0
 """Time for mpirun to end the ranks of all hosts."""
 
+_EXIT_HANG = 68
+"""The launcher's own status for a hang: ``names.EXIT_HANG``. This program imports nothing of it."""
+
+_EXIT_NO_FIGURE = 1
+
 _SLOW = 0.5
 """Share of the network's bandwidth below which a figure is a warning: EFA reaches more, TCP on such
 hosts does not.
@@ -29,15 +34,15 @@ hosts does not.
 def main(document: str, command: Sequence[str]) -> int:
     """Run the command within a limit, and print the bandwidth that it has measured.
 
-    Stop signals are passed on to the command. A command that does not end in time is ended, with a
-    warning.
+    Stop signals are passed on to the command. A command that does not end in time is ended.
 
     Args:
         document: ASKED, as above.
         command: mpirun's command line with all_reduce_perf.
 
     Returns:
-        The exit status of mpirun; 0 if it does not end in time, or leaves no figure.
+        The exit status of mpirun, if that is not 0; ``_EXIT_HANG`` if mpirun does not end in time;
+        ``_EXIT_NO_FIGURE`` if it leaves no figure; else 0.
     """
     options: dict[str, Any] = json.loads(document)
     ranks = f"{options['ranks']} ranks on {options['hosts']} host(s)"
@@ -51,10 +56,10 @@ def main(document: str, command: Sequence[str]) -> int:
         except subprocess.TimeoutExpired:
             _end(running)
             _log(
-                f"warning: the all-reduce of {ranks} has not ended within {options['limit']:g} s:"
+                f"failed: the all-reduce of {ranks} has not ended within {options['limit']:g} s:"
                 " run it again with NCCL_DEBUG=INFO, which says where NCCL waits"
             )
-            return 0
+            return _EXIT_HANG
         if status:
             # As a shell reports a signal: 128 and its number.
             return status if status > 0 else 128 - status
@@ -63,10 +68,10 @@ def main(document: str, command: Sequence[str]) -> int:
             figure = float(content["average_bus_bandwidth"]["bandwidth"])
         except (OSError, ValueError, KeyError, TypeError):
             _log(
-                "warning: all_reduce_perf left no figure on this host:"
-                " see its line `Avg bus bandwidth`"
+                "failed: all_reduce_perf left no figure: see its lines above; one that is older"
+                " than the option --output_file prints only its usage"
             )
-            return 0
+            return _EXIT_NO_FIGURE
     # In a second, as the figure. Without knowledge of the network nothing is slow.
     gigabytes = options["gigabits"] / 8
     network = ""

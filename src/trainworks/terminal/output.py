@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import TextIO
 
 from trainworks.errors import OutputError
@@ -63,18 +62,6 @@ def put_result(form: str, content: object, text: str) -> None:
         put_json(content)
     else:
         put(text)
-
-
-def write_file(path: Path, text: str) -> None:
-    """Write a result to a file.
-
-    Raises:
-        OutputError: The file cannot be written.
-    """
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"{path}: {error.strerror}") from error
 
 
 def say(text: str) -> None:

@@ -39,6 +39,16 @@ _FILES_OF_OTHER_TOOLS = {
     ),
     r"setup\.(py|cfg)": "belongs to a project: name its folder in a requirements file, such as ./",
 }
+_LINE_OF_CONDA = re.compile(
+    r"""(?x)
+    [\w.-]+=[^=]                                         # conda list --export: numpy=1.26.4=py311_0
+    | [\w.-]+::                                          # conda-forge::numpy
+    | [\w.-]+\s+\d\S*\s+\w+(\s+\S+)?$                  # conda list: numpy  1.26.4  py311h64a7726_0
+    | @EXPLICIT$                                         # conda list --explicit
+    | (name|channels|dependencies|prefix|variables):     # environment.yml
+    | -(\s|$)                                            # an item of its lists
+    """
+)
 SOURCES = ("--index-url", "--extra-index-url", "--find-links")
 _PROJECT, _UV_LOCK = "pyproject.toml", "uv.lock"
 _PYLOCK_NAME = re.compile(r"pylock(\.[^.]+)?\.toml")
@@ -79,7 +89,8 @@ def read_file(python: Any, file: Path, options: set[str]) -> Iterator[Line]:
         options: Gets options of pip that uv has on its command line only.
 
     Raises:
-        RefusedError: The file or a line is of another tool, or pip cannot read it.
+        RefusedError: The file is of another tool, or pip cannot read it or lines of it: all of
+            them.
     """
     # By its name, the file is another tool's: the sentence says what writes a file for pip.
     for pattern, sentence in _FILES_OF_OTHER_TOOLS.items():
@@ -95,16 +106,59 @@ def read_file(python: Any, file: Path, options: set[str]) -> Iterator[Line]:
         raise RefusedError(f"cannot open {error.filename or file}: {error.strerror}") from error
     except pip_files.SettingsError as error:
         raise RefusedError(str(error)) from error
+    problems = _problems_of_conda(rows)
     for row in rows:
-        place = row.place or f"{row.file} line {row.number}"
-        if row.options.config_settings or row.options.global_option:
-            raise RefusedError(
-                f"{place}: options of a build are not handed to it: name the address of a wheel"
-            )
-        if row.requirement or row.options.editable:
-            yield _requirement(python, place, row)
-        else:
-            yield from _lines_of_options(python, place, row, options)
+        if _LINE_OF_CONDA.match(row.requirement):
+            continue
+        try:
+            yield from _lines_of(python, row, options)
+        except RefusedError as refusal:
+            problems += refusal.problems
+    if problems:
+        raise RefusedError(*problems)
+
+
+def _problems_of_conda(rows: Sequence[Any]) -> list[str]:
+    """Return the problem of a file that conda wrote, which may have hundreds of such lines.
+
+    One sentence about the first of the lines and the number of the others; ``[]`` without any.
+    """
+    lines = [row for row in rows if _LINE_OF_CONDA.match(row.requirement)]
+    if not lines:
+        return []
+    first = f"{_place_of(lines[0])}: {lines[0].requirement}"
+    if len(lines) > 1:
+        first += f" (and {len(lines) - 1} more)"
+    return [f"{first} {_CONDA_ADVICE}"]
+
+
+def _place_of(row: Any) -> str:
+    """Return file and number of a line, for people."""
+    return row.place or f"{row.file} line {row.number}"
+
+
+def _lines_of(python: Any, row: Any, options: set[str]) -> Iterator[Line]:
+    """Yield a line of a requirements file as lines for uv.
+
+    Args:
+        python: The Python that gets the packages.
+        row: The line.
+        options: Gets options of pip that uv has on its command line only.
+
+    Raises:
+        RefusedError: The line cannot be read, or names what does not exist or does not fit.
+    """
+    place = _place_of(row)
+    if row.problem:
+        raise RefusedError(f"{place}: {row.problem}")
+    if row.options.config_settings or row.options.global_option:
+        raise RefusedError(
+            f"{place}: options of a build are not handed to it: name the address of a wheel"
+        )
+    if row.requirement or row.options.editable:
+        yield _requirement(python, place, row)
+    else:
+        yield from _lines_of_options(python, place, row, options)
 
 
 def _lines_of_options(python: Any, place: str, row: Any, options: set[str]) -> Iterator[Line]:
@@ -165,13 +219,10 @@ def _requirement(python: Any, place: str, row: Any) -> Line:
         row: The line.
 
     Raises:
-        RefusedError: The line is conda's, or names a file that does not exist, or a wheel for
-            another Python.
+        RefusedError: The line names a file that does not exist, or a wheel for another Python.
     """
     is_editable = not row.requirement
     text = row.options.editable[0] if is_editable else row.requirement
-    if re.match(r"[\w.-]+=[^=]", text):
-        raise RefusedError(f"{place}: {text} {_CONDA_ADVICE}")
     local = re.match(r"([\w.-]+)(?:\[.*\])?\s*@\s*file://(/[^;#\s]+)", text)
     if local and not Path(urllib.request.url2pathname(local.group(2))).exists():
         raise RefusedError(

@@ -215,6 +215,7 @@ class Row(NamedTuple):
         requirement: The requirement; ``""`` for a line of options.
         options: Its options.
         constraint: Whether the requirement only constrains.
+        problem: Why pip cannot read the line, which is then all in ``requirement``; else ``""``.
     """
 
     file: Path
@@ -223,6 +224,7 @@ class Row(NamedTuple):
     requirement: str
     options: argparse.Namespace
     constraint: bool
+    problem: str = ""
 
 
 class _Options(argparse.ArgumentParser):
@@ -263,13 +265,15 @@ def _make_parser() -> argparse.ArgumentParser:
 def read_rows(file: Path, *, constraint: bool = False, above: Sequence[Path] = ()) -> Iterator[Row]:
     """Yield the lines of a requirements file, and of the files that it includes, in their order.
 
+    A line that pip cannot read has a ``problem``, so that a caller can name all of them.
+
     Args:
         file: The file.
         constraint: Whether its requirements only constrain.
         above: Files that include this one.
 
     Raises:
-        SettingsError: A file or a line cannot be read.
+        SettingsError: A file includes itself.
         UnicodeDecodeError: A file is not UTF-8.
         OSError: A file does not exist.
     """
@@ -281,7 +285,8 @@ def read_rows(file: Path, *, constraint: bool = False, above: Sequence[Path] = (
         try:
             options = parser.parse_args(shlex.split(option_words))
         except (SettingsError, ValueError) as error:
-            raise SettingsError(f"{file} line {number}: {error}") from error
+            yield Row(file, number, place, text, parser.parse_args([]), constraint, str(error))
+            continue
         if requirement or not (options.requirement or options.constraint):
             yield Row(file, number, place, requirement, options, constraint)
             continue
