@@ -380,7 +380,7 @@ def test_no_job_has_so_many_hosts(platform: dict[str, str], digits: int) -> None
 
 
 @pytest.mark.parametrize(
-    "address", ["tcp://10.0.0.1:29500", "10.0.0.1:29500", "m0:23456", "http://m0"]
+    "address", ["tcp://10.0.0.1:29500", "10.0.0.1:29500", "m0:23456", "http://m0", "10.0.0.300"]
 )
 def test_the_leaders_address_is_a_host_alone(address: str) -> None:
     variables = {"MASTER_ADDR": address, "WORLD_SIZE": "2", "RANK": "1"}

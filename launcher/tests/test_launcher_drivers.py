@@ -137,7 +137,7 @@ def test_smp_comes_with_torchrun(tmp_path: Path) -> None:
     assert trainer_job.program.arguments == ("--mp_parameters", '{"hybrid_shard_degree": 8}')
 
 
-@pytest.mark.parametrize("command", ["train", "/opt/trainworks/bin/train"])
+@pytest.mark.parametrize("command", ["train", "/opt/trainworks/bin/train", "exec train"])
 def test_a_command_that_is_ourselves_hands_over_the_rest_of_the_file(
     tmp_path: Path, command: str
 ) -> None:

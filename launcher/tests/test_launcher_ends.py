@@ -8,6 +8,7 @@ test says.
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -220,3 +221,34 @@ def test_the_status_of_a_rank_is_known_also_after_its_starter_has_taken_it(tmp_p
     ) as launcher:
         assert launcher.wait() == 17, launcher.text
     assert "rank 2 (mode mpi): exit status 17" in launcher.failure
+
+
+SAVES_BEHIND_A_SHELL = """
+import os, signal, sys, time
+def stop(number, frame):
+    print("got", number, flush=True)
+    while not os.path.exists("enough"):
+        time.sleep(0.05)
+    print("saved", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+print("ready", flush=True)
+while True: time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize("mode", ["mpi", "torch_distributed"])
+def test_ranks_behind_shells_get_a_stop_signal_and_their_time(tmp_path: Path, mode: str) -> None:
+    """Only the shell of each rank got the signal, and died of it."""
+    shell = tmp_path / "code/run.sh"
+    shell.parent.mkdir()
+    shell.write_text(f"{sys.executable} train.py\n:\n", encoding="utf-8")
+    launcher = job(tmp_path, mode, WAIT_FOR_ALL, SAVES_BEHIND_A_SHELL, sagemaker_program="run.sh")
+    with launcher:
+        launcher.read_until("ready", 3)
+        launcher.process.send_signal(signal.SIGTERM)
+        launcher.read_until("got 15", 3)
+        (tmp_path / "code/enough").touch()
+        launcher.wait()
+    assert launcher.text.count("saved") == 3, launcher.text
+    assert "job stopped" in launcher.text

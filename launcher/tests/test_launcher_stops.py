@@ -303,6 +303,64 @@ def test_the_ranks_have_all_the_time_that_the_platform_leaves(tmp_path: Path, st
     assert not launcher.succeeded
 
 
+SAVES_BEHIND_A_SHELL = """
+import os, signal, sys, time
+shell = os.getppid()
+def stop(number, frame):
+    print("got", number, flush=True)
+    while not os.path.exists("enough"):
+        time.sleep(0.05)
+    whole = "whole" if os.getppid() == shell else "saved behind a shell that has died"
+    open(os.path.join(os.environ["SM_MODEL_DIR"], "checkpoint"), "w").write(whole)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+print("ready", flush=True)
+while True: time.sleep(0.1)
+"""
+
+IN_FRONT = {
+    "run.sh": f"#!/bin/bash\n{sys.executable} train.py 2>&1 | tee log\n",
+    "trap.sh": f"#!/bin/bash\ntrap 'echo trapped' TERM\n{sys.executable} train.py\n",
+    "wrapper.py": "import subprocess, sys\nsubprocess.run([sys.executable, 'train.py'])\n",
+}
+"""Programs that start the script, and wait for it."""
+
+
+@pytest.mark.parametrize("program", IN_FRONT)
+def test_a_program_in_front_of_the_script_does_not_cut_its_time_short(
+    tmp_path: Path, program: str
+) -> None:
+    """A shell without a trap dies of SIGTERM, and the launcher took that for the program's end."""
+    write_inputs(tmp_path, SAVES_BEHIND_A_SHELL, {"sagemaker_program": program}, {})
+    (tmp_path / "code" / program).write_text(IN_FRONT[program], encoding="utf-8")
+    (tmp_path / "model").mkdir()
+    with Launcher(tmp_path) as launcher:
+        launcher.read_until("ready")
+        launcher.process.send_signal(signal.SIGTERM)
+        launcher.read_until("got 15")
+        wait_for(tmp_path / "output/failure")
+        (tmp_path / "code/enough").touch()
+        launcher.wait()
+    assert (tmp_path / "model/checkpoint").read_text(encoding="ascii") == "whole", launcher.text
+    assert "job stopped" in launcher.text
+    assert launcher.text.count("got 15") == 1
+
+
+def test_a_shell_does_not_go_on_with_its_next_line_after_a_stop(tmp_path: Path) -> None:
+    write_inputs(tmp_path, SAVES_BEHIND_A_SHELL, {"sagemaker_program": "run.sh"}, {})
+    os.mkfifo(tmp_path / "code/never")
+    (tmp_path / "code/run.sh").write_text(
+        f"#!/bin/bash\n{sys.executable} train.py\nread line < never\n", encoding="utf-8"
+    )
+    (tmp_path / "model").mkdir()
+    (tmp_path / "code/enough").touch()
+    with Launcher(tmp_path) as launcher:
+        launcher.read_until("ready")
+        launcher.process.send_signal(signal.SIGTERM)
+        assert launcher.wait() == 143, launcher.text
+    assert (tmp_path / "model/checkpoint").read_text(encoding="ascii") == "whole", launcher.text
+
+
 HAS_WORDS_OF_ITS_OWN = """
 import os, signal, sys, time
 folder = os.environ["SM_OUTPUT_DIR"]

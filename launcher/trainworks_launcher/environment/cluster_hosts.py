@@ -150,6 +150,10 @@ _TWO_WORDS = re.compile(
 """Two words without an underscore between them, for example NNODES or NODELIST."""
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?")
+_FOUR_NUMBERS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9}){3}")
+"""An IPv4 address, or a mistake in one: no host's name has this form (RFC 1123, 2.1)."""
+
+_LARGEST_BYTE = 255
 _IPV6 = re.compile(r"[0-9A-Fa-f:.]+(%\w+)?")
 _NUMBER = re.compile(r"\d{1,6}")
 _FILE_OF_THE_SYSTEM = "/etc/hosts"
@@ -353,8 +357,11 @@ def find_hints(variables: Mapping[str, str]) -> tuple[str, ...]:
 def is_host_name(name: str) -> bool:
     """Return whether a text can be a host's name or address.
 
-    Refused: text that a manifest or a shell did not expand (``$(LEADER)``), and ``host:port``.
+    Refused: text that a manifest or a shell did not expand (``$(LEADER)``), ``host:port``, and four
+    numbers that are not an address (``10.0.0.300``).
     """
+    if _FOUR_NUMBERS.fullmatch(name):
+        return all(int(number) <= _LARGEST_BYTE for number in name.split("."))
     if _HOST_NAME.fullmatch(name):
         return True
     return name.count(":") > 1 and _IPV6.fullmatch(name) is not None

@@ -18,8 +18,17 @@ from trainworks_launcher.contract.errors import Problem
 from trainworks_launcher.contract.json_values import NOTHING, Json, kind, text, unusable
 
 _ARCHIVES = (".tar.gz", ".tgz")
-_LAUNCHERS = ("train", "/opt/trainworks/bin/train")
-"""Values of SourceCode.command that start this launcher."""
+_LAUNCHERS = (
+    "train",
+    "/opt/trainworks/bin/train",
+    "exec train",
+    "exec /opt/trainworks/bin/train",
+)
+"""Values of SourceCode.command that start this launcher.
+
+ModelTrainer's shell is process 1 of the container, and the kernel drops a stop signal for it
+(pid_namespaces(7)). With ``exec`` the launcher takes the place of the shell, and gets the signal.
+"""
 
 _AUTOMATIC = "auto"
 """Value of SourceCode.requirements: install requirements.txt if the file exists."""

@@ -17,6 +17,7 @@ from trainworks_launcher.contract.json_values import texts, without_brackets
 from trainworks_launcher.contract.modes import MINIMUM_SOURCE, MODES, SWITCHES, Mode
 from trainworks_launcher.contract.origins import Origin
 from trainworks_launcher.contract.settings import Reader
+from trainworks_launcher.environment.cluster_hosts import is_host_name
 from trainworks_launcher.environment.environment import Environment
 from trainworks_launcher.environment.manifest import Instance
 from trainworks_launcher.environment.platforms import Description, Tasks
@@ -263,6 +264,13 @@ def _is_ipv6(name: str) -> bool:
         return False
 
 
+def _is_name_or_address(name: str) -> bool:
+    """Return whether a text is a host's name or address, without a port or an interface."""
+    if not is_host_name(name):
+        return False
+    return _HOST_NAME.fullmatch(name) is not None or _is_ipv6(name)
+
+
 def _read_hosts(environment: Environment, reader: Reader) -> tuple[str, ...]:
     """Return all hosts of the job. Without a resource config the job is this host alone.
 
@@ -277,7 +285,7 @@ def _read_hosts(environment: Environment, reader: Reader) -> tuple[str, ...]:
     if not hosts:
         reader.refuse("'hosts' is missing or empty", where, "list every host of the job")
         hosts = (environment.hosts.current or environment.hostname,)
-    malformed = [name for name in hosts if not _HOST_NAME.fullmatch(name) and not _is_ipv6(name)]
+    malformed = [name for name in hosts if not _is_name_or_address(name)]
     if malformed:
         advice = "use letters, digits, . - or an address such as 10.0.0.1 or fd00::1"
         reader.refuse(f"{malformed[0]!r} is not a host name", f"{where}: hosts", advice)

@@ -9,8 +9,8 @@ nothing: Slurm sends TERM again before KILL. KILL comes from here only
 - at a second SIGINT, where a person sits at a terminal;
 - where this host's platform has sent no signal, and the host that was stopped is gone.
 
-What does not end after KILL is left behind. The starters of the ranks do not shorten the time
-either (``processes.stopped_starters``).
+What does not end after KILL is left behind. Neither do the starters of the ranks shorten the time
+(``processes.stopped_starters``), nor shells in front of them (``processes.stop_receivers``).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from trainworks_launcher.supervise.attribution.failure import name_of_program
 from trainworks_launcher.supervise.control import HOLD, NO_MORE_TIME
 from trainworks_launcher.supervise.outcome.outcome import FAILED, STOPPED, Outcome
 from trainworks_launcher.supervise.phase import Phase
+from trainworks_launcher.supervise.processes.stop_receivers import StopReceivers
 from trainworks_launcher.supervise.processes.stopped_starters import (
     StoppedStarters,
     have_left_the_script,
@@ -36,9 +37,10 @@ if TYPE_CHECKING:
     from trainworks_launcher.supervise.processes.ranks import Rank
 
 _LOOK_SECONDS = 0.5
-"""Seconds between looks whether the ranks of stopped starters have left their script.
+"""Seconds between looks whether the ranks of stopped starters have left their script, and whether
+the processes behind a shell have ended.
 
-This decides only how soon the starters end.
+This decides only how soon the starters and the shell end.
 """
 
 
@@ -71,6 +73,7 @@ class Stopping:
         self._interrupts = 0  # how often SIGINT came
         self._is_killing = False  # ``kill`` was called
         self._stopped_starters = StoppedStarters()
+        self._receivers = StopReceivers()
         self._has_sent_hold = False  # to the other hosts, once
 
     @property
@@ -159,7 +162,8 @@ class Stopping:
         name, sent = signal.Signals(number).name, STOP_SIGNALS[number]
         as_what = f" as {sent.name}" if sent.name != name else ""
         self._attempt.log(f"{name}: passed on{as_what}; {self._who_kills()}")
-        self._running.send(sent)
+        self._receivers.send(sent, self._running)
+        self._signal_held_back_later()
         is_before_start = self._attempt.phase < Phase.RUNNING
         text = ", the ranks are saving"
         if is_before_start:
@@ -186,7 +190,19 @@ class Stopping:
             " and it sends KILL itself"
         )
 
-    # --- starters that would cut it short ---------------------------------------------------------
+    # --- shells and starters that would cut it short ----------------------------------------------
+    def _signal_held_back_later(self) -> None:
+        """Send the signal to the shells that were held back, when the programs behind them end."""
+        if self._receivers.any_held_back:
+            self._attempt.loop.after(_LOOK_SECONDS, self._signal_held_back)
+
+    def _signal_held_back(self) -> None:
+        """Look once for shells that may get the signal now. Does nothing after the outcome."""
+        if self._is_killing or self._attempt.phase >= Phase.ENDING:
+            return
+        self._receivers.send_to_held_back()
+        self._signal_held_back_later()
+
     def rank_ended(self, rank: Rank) -> None:
         """Stop the starters of all hosts (SIGSTOP), if a rank of this host has failed in the stop.
 

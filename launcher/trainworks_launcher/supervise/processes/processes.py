@@ -215,10 +215,11 @@ def stat(pid: int) -> ProcessStat:
 # because the list begins with the third field.
 _STAT_STATE = 0
 _STAT_PARENT = 1
+_STAT_GROUP = 2
 _STAT_STARTED = 19
 _STAT_EXIT_CODE = 49
 
-_HAS_ENDED = "Z"
+HAS_ENDED = "Z"
 """State of a process that has ended, and whose status its parent has not read yet."""
 
 
@@ -247,6 +248,16 @@ def children_of(parent: int) -> tuple[int, ...]:
     return tuple(pid for pid in pids if stat(pid).parent == parent)
 
 
+def members_of(group: int) -> tuple[int, ...]:
+    """Return the process ids of a process group; () if it is empty."""
+    members = []
+    for name in os.listdir("/proc"):  # noqa: PTH208  (names, not paths)
+        fields = _stat_fields(int(name)) if name.isdecimal() else []
+        if fields and int(fields[_STAT_GROUP]) == group:
+            members.append(int(name))
+    return tuple(members)
+
+
 def signal_receivers(pid: int, number: int) -> list[int]:
     """Return the topmost processes of a tree that handle a signal, or wait for it (SigBlk).
 
@@ -260,19 +271,26 @@ def signal_receivers(pid: int, number: int) -> list[int]:
     Returns:
         Their process ids; ``[]`` if no process of the tree has a handler.
     """
-    bit = 1 << (number - 1)
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return []
-    for line in status.splitlines():
-        # For example ``SigCgt:\t0000000000004a02``: a bit for each signal with a handler.
-        if line.startswith(("SigCgt:", "SigBlk:")) and int(line.split()[1], 16) & bit:
-            return [pid]
+    if has_handler(pid, number):
+        return [pid]
     receivers: list[int] = []
     for child in children_of(pid):
         receivers += signal_receivers(child, number)
     return receivers
+
+
+def has_handler(pid: int, number: int) -> bool:
+    """Return whether a process handles a signal, or waits for it (SigBlk); False if it is gone."""
+    bit = 1 << (number - 1)
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    for line in status.splitlines():
+        # For example ``SigCgt:\t0000000000004a02``: a bit for each signal with a handler.
+        if line.startswith(("SigCgt:", "SigBlk:")) and int(line.split()[1], 16) & bit:
+            return True
+    return False
 
 
 def open_pidfd(pid: int) -> int:
@@ -321,7 +339,7 @@ def exit_status_of(pid: int, started: str, descriptor: int) -> int | None:
     """
     fields = _stat_fields(pid)
     is_same = bool(fields) and fields[_STAT_STARTED] == started
-    if is_same and fields[_STAT_STATE] == _HAS_ENDED:
+    if is_same and fields[_STAT_STATE] == HAS_ENDED:
         return returncode_of(int(fields[_STAT_EXIT_CODE]))
     import fcntl  # only jobs with ranks need it
 
