@@ -247,17 +247,55 @@ def used_where_made_ready() -> bool:
     return made_ready.issuperset(used) and len(used) == (4 if smp.pp_rank() == 1 else 0)
 
 
-def sent_in_training(use_cache: bool) -> tuple[int, float]:
-    """Train Hugging Face's GPT-2; return the bytes that this rank sent, and the loss."""
+def build_hybrid() -> Any:
+    """Return a small language model: each second layer has linear attention."""
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
+    linear_attention = {
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 4,
+        "linear_value_head_dim": 4,
+    }
+    experts = {
+        "num_experts": 2,
+        "num_experts_per_tok": 1,
+        "moe_intermediate_size": 8,
+        "shared_expert_intermediate_size": 8,
+    }
+    config: Any = Qwen3NextConfig(
+        vocab_size=30,
+        hidden_size=8,
+        intermediate_size=16,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=4,
+        layer_types=["linear_attention", "full_attention"] * 2,
+        **linear_attention,
+        **experts,
+    )
+    return Qwen3NextForCausalLM(config)
+
+
+def sent_in_training(kind: str, use_cache: bool) -> tuple[int, float]:
+    """Train a model of Hugging Face; return the bytes that this rank sent, and the loss.
+
+    Args:
+        kind: "gpt2" or "hybrid".
+        use_cache: Whether the model trains with a cache.
+    """
     import networks
     import smdistributed.modelparallel.torch as smp
     from smdistributed.modelparallel.torch.pipeline.runtime import present
 
     smp.init(BY_HAND)
     torch.manual_seed(1)
-    plain: Any = networks.build("gpt2")
+    plain: Any = build_hybrid() if kind == "hybrid" else networks.build("gpt2")
     plain.config.use_cache = use_cache
-    for layer in plain.transformer.h[1:]:
+    layers = plain.model.layers if kind == "hybrid" else plain.transformer.h
+    # The cache goes on to a remote layer after one of the root's own.
+    for layer in layers[1::2]:
         smp.set_partition(layer, 1)
     model = smp.DistributedModel(plain)
 
@@ -268,12 +306,13 @@ def sent_in_training(use_cache: bool) -> tuple[int, float]:
     return runtime.transport.bytes_sent, loss
 
 
-def test_hugging_face_s_cache_does_not_travel_with_each_layer() -> None:
+@pytest.mark.parametrize("kind", ["gpt2", "hybrid"])
+def test_hugging_face_s_cache_does_not_travel_with_each_layer(kind: str) -> None:
     """Count the bytes that the root's rank sends: arguments, and outputs for the other steps.
 
     A layer's own entry may return.
     """
-    (least, expected), _ = run_ranks(2, sent_in_training, False)
-    (bytes_sent, loss), _ = run_ranks(2, sent_in_training, True)
+    (least, expected), _ = run_ranks(2, sent_in_training, kind, False)
+    (bytes_sent, loss), _ = run_ranks(2, sent_in_training, kind, True)
     assert loss == expected
     assert bytes_sent <= 1.1 * least

@@ -157,10 +157,25 @@ def _without_tensors(layer: Any) -> Any:
     """
     result = copy.copy(layer)
     for name, value in vars(layer).items():
-        # Small tensors, such as a length, are read by all layers.
-        if isinstance(value, torch.Tensor) and value.dim() > 1:
-            setattr(result, name, _ShapeOnly(value))
+        vars(result)[name] = _without_large_tensors(value)
     return result
+
+
+def _without_large_tensors(value: Any) -> Any:
+    """Return a value of a layer's entry with stand-ins (`_ShapeOnly`) for its large tensors.
+
+    Dictionaries and lists are copied with what is in them. Any other value is returned itself.
+    """
+    # Attention keeps its keys and values as attributes, linear attention its states in
+    # dictionaries.
+    if type(value) is dict:
+        return {key: _without_large_tensors(item) for key, item in value.items()}
+    if type(value) is list:
+        return [_without_large_tensors(item) for item in value]
+    # Small tensors, such as a length, are read by all layers.
+    if isinstance(value, torch.Tensor) and value.dim() > 1:
+        return _ShapeOnly(value)
+    return value
 
 
 class _ShapeOnly:
