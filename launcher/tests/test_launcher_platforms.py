@@ -47,6 +47,23 @@ def described(variables: Mapping[str, str], hostname: str = "box") -> Descriptio
     return platforms.describe(Sources(variables, hostname=hostname))
 
 
+@pytest.mark.parametrize(
+    ("variables", "restarts"),
+    [
+        ({}, 0),
+        ({**SLURM_NODE, "SLURM_RESTART_COUNT": "2"}, 2),
+        ({**SLURM_NODE, **HOSTS, "SLURM_RESTART_COUNT": "2"}, 2),
+        # A job of one node has no other variable of AWS Batch than every job of it has.
+        ({"AWS_BATCH_JOB_ID": "1a-2b", "AWS_BATCH_JOB_ATTEMPT": "3"}, 2),
+        ({**HOSTS, "AWS_BATCH_JOB_ATTEMPT": "1"}, 0),
+    ],
+)
+def test_restarts_are_the_schedulers_whatever_names_the_hosts(
+    variables: Mapping[str, str], restarts: int
+) -> None:
+    assert described(variables).restarts == restarts
+
+
 def planned(variables: Mapping[str, str], mode: str = "", **changes: object) -> NodePlan:
     """The plan of ``train [--mode MODE]`` on a host with these variables, as
     ``read_environment`` puts it together.

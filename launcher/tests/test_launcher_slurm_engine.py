@@ -285,6 +285,44 @@ def test_the_limits_of_a_task_are_those_of_slurmd(slurm: Slurm, page_blocks: lis
     assert done.stdout.splitlines().count("100") == 2, done.stdout
 
 
+SIGNALLED = """
+import os, pathlib, signal, subprocess, sys
+
+def save(number, frame):
+    # The other node has got the signal, too, before this one ends.
+    meet("saving")
+    print("saved by node", node, flush=True)
+    sys.exit(3)
+
+def meet(name):
+    # A FIFO opens for both nodes when both have come.
+    pathlib.Path(name).open("r" if node == "0" else "w").close()
+
+node = os.environ["SLURM_NODEID"]
+signal.signal(signal.SIGUSR1, save)
+meet("ready")
+if node == "1":
+    # What Slurm does before the time limit, by --signal=B:USR1.
+    words = ["scancel", "--batch", "--signal=USR1", os.environ["SLURM_JOB_ID"]]
+    subprocess.run(words, check=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_a_batch_shell_hands_its_signal_to_the_step(
+    slurm: Slurm, page_blocks: list[str], tmp_path: Path, manifest: dict[str, str]
+) -> None:
+    """The page's batch shell gets the signal alone, and lives until the ranks have saved."""
+    (batch,) = page_blocks
+    for name in ("ready", "saving"):
+        os.mkfifo(tmp_path / name)
+    status, text = run_batch(slurm, tmp_path, manifest, batch, SIGNALLED)
+    for node in range(2):
+        assert f"saved by node {node}\n" in text, text
+    assert status == 3, text
+
+
 REQUEUED = """
 import os, pathlib, signal
 

@@ -463,6 +463,11 @@ def test_encodings(encoding: str, tmp_path: Path) -> None:
             "x @ https://h.example/x-1.zip?raw=1&X-Amz-Signature=secret&a=b#sha256=0",
             "has a password or token in it",
         ),
+        ("https://h.example/x-1-py3-none-any.whl?jwt=secret", "has a password or token in it"),
+        ("https://h.example/x-1-py3-none-any.whl?my_pat=secret", "has a password or token in it"),
+        ("https://h.example/x-1-py3-none-any.whl?a=1;pass=secret", "has a password or token in it"),
+        ("https://me:it'secret@h.example/x-1-py3-none-any.whl", "has a password or token in it"),
+        ("https://me:it@secret@h.example/x-1-py3-none-any.whl", "has a password or token in it"),
         (
             "https://h.example/x-1-py3-none-any.whl?sig=${NOT_SET}",
             "the variable NOT_SET is not set",
@@ -484,6 +489,12 @@ def test_lines_that_are_refused(line: str, problem: str, tmp_path: Path) -> None
     ).problems
     assert problem in found_problem
     assert "secret" not in found_problem
+
+
+def test_values_of_a_query_that_are_no_secret_are_taken(tmp_path: Path) -> None:
+    line = "https://h.example/x-1-py3-none-any.whl?path=a&compass=b&patch=c&raw=1"
+    requested = read(tmp_path, {"requirements.txt": f"{line}\n"})
+    assert (requested.problems, plain(requested)) == ([], [line])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 
 from documentation.blocks import ROOT
 
-PROGRAMS = ("torchrun", "mpirun")
+PROGRAMS = ("torchrun", "mpirun", "ray")
 """Programs of an image that a plan looks for; the plan does not start them."""
 
 

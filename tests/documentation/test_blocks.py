@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from documentation.blocks import PAGES, ROOT, TEST, Block, block_of, blocks_of, is_output
+from documentation.planning import plan
 from documentation.test_links import parse
 from trainworks_launcher.command import options
 
@@ -191,13 +192,30 @@ def test_the_words_behind_train_of_the_page_on_slurm_are_understood(words: str) 
     assert invocation.program == ("train.py", "--lr", "0.05")
 
 
-@pytest.mark.parametrize(("words", "mode"), [("SM_HP_MP_PARAMETERS", "mpi"), ("--mode ray", "ray")])
-def test_the_lines_of_smp_and_ray_of_the_page_on_slurm_are_understood(
-    words: str, mode: str
+@pytest.mark.parametrize(
+    ("words", "mode"),
+    [("SM_HP_MP_PARAMETERS", "smdistributed.modelparallel"), ("--mode ray", "ray")],
+)
+def test_the_lines_of_smp_and_ray_of_the_page_on_slurm_are_planned(
+    words: str, mode: str, tmp_path: Path
 ) -> None:
     block = block_of("docs/platforms/slurm.md", words)
     command_line = shlex.split(block, comments=True)
-    arguments = command_line[command_line.index("train") + 1 :]
-    end = arguments.index("--")
-    _, _, invocation = options.read(arguments[:end], arguments[end:])
-    assert (invocation.mode, invocation.program) == (mode, ("train.py",))
+    start = command_line.index("train")
+    variables = {
+        "SLURM_JOB_ID": "77",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NODELIST": "gpu[1-2]",
+        "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+        "SLURM_NODEID": "0",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+    }
+    for word in command_line[:start]:
+        name, is_assignment, value = word.partition("=")
+        if is_assignment and not name.startswith("-"):
+            variables[name] = value
+    planned = plan(command_line[start:], variables, tmp_path)
+    assert planned["mode"] == mode

@@ -206,6 +206,16 @@ def test_commands_are_understood(kind: str) -> None:
         assert invocation.program == ("train.py", "--lr", "0.05")
 
 
+def test_the_job_of_smp_is_planned(tmp_path: Path) -> None:
+    manifest = merge(MANIFESTS["Job"], part_of_page("--mode, mpi"))
+    (container,) = manifest["spec"]["template"]["spec"]["containers"]
+    variables = {row["name"]: row["value"] for row in container["env"]}
+    planned = plan(container["command"], {"JOB_COMPLETION_INDEX": "0", **variables}, tmp_path)
+    assert planned["mode"] == "smdistributed.modelparallel"
+    (hosts,) = [word for word in planned["argv"] if word.endswith(".digits:8")]
+    assert hosts.count(":8") == 2
+
+
 def test_the_hosts_of_an_indexed_job_are_the_names_of_its_pods() -> None:
     """JOB-INDEX.SERVICE, and JOBSET-REPLICATEDJOB-REPLICA-INDEX.JOBSET
     (Kubernetes, Jobs; JobSet, pkg/util).

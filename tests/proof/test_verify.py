@@ -14,7 +14,7 @@ import pytest
 from proof.support import ADDRESS, Proven, tiny_proof
 from trainworks.attestation.provenance import CYCLONEDX, PROVENANCE
 from trainworks.cli import main
-from trainworks.errors import ProofError
+from trainworks.errors import OutputError, ProofError
 from trainworks.facts.rows import Facts
 
 IMAGE = ADDRESS.rpartition(":")[2]
@@ -235,5 +235,9 @@ def test_wrong_words_and_files(
     assert check(tmp_path, lines, image="r.example.org/team/image:1") == 2
     assert "name the image by its digest" in capsys.readouterr().err
     assert check(tmp_path, lines, "--commit", "7") == 2
-    assert main(["verify", ADDRESS, str(tmp_path / "absent")]) == ProofError.exit_status
+    absent = tmp_path / "absent"
+    assert main(["verify", ADDRESS, str(absent)]) == OutputError.exit_status
+    assert f"cannot read cosign's output: {absent}: No such file" in capsys.readouterr().err
+    (tmp_path / "binary").write_bytes(b"\xff")
+    assert main(["verify", ADDRESS, str(tmp_path / "binary")]) == ProofError.exit_status
     assert "cannot read cosign's output" in capsys.readouterr().err

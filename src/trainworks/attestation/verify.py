@@ -19,7 +19,7 @@ from packageurl import PackageURL
 from trainworks.attestation.cyclonedx import serial_number
 from trainworks.attestation.evidence import EVIDENCE, GPU_PARTS, Evidence, read_evidence
 from trainworks.attestation.provenance import CHECKOUT, CYCLONEDX, PROVENANCE
-from trainworks.errors import ProofError
+from trainworks.errors import OutputError, ProofError
 
 TYPES = {"slsaprovenance1": PROVENANCE, "cyclonedx": CYCLONEDX}
 """The types of statements that an image must have, by their names in ``cosign --type``."""
@@ -97,7 +97,8 @@ def read_output(files: Sequence[Path]) -> str:
     """Return cosign's output, from files or, if there are none, from stdin.
 
     Raises:
-        ProofError: A file or stdin cannot be read, or the output is longer than ``LARGEST``.
+        OutputError: A file or stdin cannot be read.
+        ProofError: The output is not text, or longer than ``LARGEST``.
     """
     texts = []
     try:
@@ -107,7 +108,11 @@ def read_output(files: Sequence[Path]) -> str:
                 texts.append(file.read(LARGEST + 1))
         if not files:
             texts.append(sys.stdin.read(LARGEST + 1))
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        # Nothing was proved, and nothing was refuted: the status is that of every unreadable file.
+        where = f"{error.filename}: " if error.filename else ""
+        raise OutputError(f"cannot read cosign's output: {where}{error.strerror}") from error
+    except UnicodeDecodeError as error:
         raise ProofError([f"cannot read cosign's output: {error}"]) from error
     if sum(map(len, texts)) > LARGEST:
         raise ProofError(

@@ -49,7 +49,15 @@ _DIRECT = re.compile(
 )
 _REFERENCE = re.compile(r"[A-Za-z0-9_][\w./+-]*")
 _SECRET_VALUE = re.compile(
-    r"(?i)(?:^|&)[^=&]*(?:token|key|secret|sig|signature|passw|pwd|auth|credential)[^=&]*=([^&]+)"
+    r"""(?ix)
+    (?:^|[&;])
+    (?:
+        [^=&;]*(?:token|key|secret|sig|passw|pwd|auth|credential|bearer|session|hmac)[^=&;]*
+        # Short words are the whole name, or a part of it: ``pat``, not ``path``.
+        |(?:[^=&;]*[-_.])?(?:pass|pw|pat|jwt|sas)(?:[-_.][^=&;]*)?
+    )
+    =([^&;]+)
+    """
 )
 """A value of a query that gives access without a login."""
 _HAS_LOGIN = (
@@ -298,7 +306,7 @@ class _Line:
     @property
     def shown(self) -> str:
         """The line for messages, without possible secrets."""
-        text = re.sub(r"[?][^#;, ]*", "?...", remove_credentials(self.text))
+        text = re.sub(r"[?][^#\s]*", "?...", remove_credentials(self.text))
         return f"{self.place}: {text[:80]}"
 
     @property
@@ -349,7 +357,7 @@ def _login_in(line: str) -> bool:
 
     A token may be before the host, or a value of the query, as in presigned addresses.
     """
-    logins = re.findall(r"://([^/@\s\"']*:?[^/@\s\"']*)@", line)
+    logins = re.findall(r"://([^/\s\"]*)@", line)
     queries = re.findall(r"://[^\s\"'?#]*\?([^\s\"'#]*)", line)
     values = _SECRET_VALUE.findall("&".join(queries))
     harmless = re.compile(r"(?:[^:]*:)?\$\{[A-Z0-9_]+\}|git")

@@ -489,7 +489,8 @@ def _find_error(values: Iterable[object]) -> Exception | None:
 
 def remove_credentials(text: str) -> str:
     """Return a text without the users and passwords of addresses in it."""
-    return re.sub(r"(://)[^/@\s]*@", r"\1", text)
+    # A password may have an @ itself: the last one ends it.
+    return re.sub(r"(://)[^/\s]*@", r"\1", text)
 
 
 def hash_file(path: Path) -> Content:

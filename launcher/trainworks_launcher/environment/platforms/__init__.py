@@ -372,6 +372,10 @@ def describe(sources: Sources) -> Description:
     """
     recognised = recognise(sources)
     description = _described(sources, recognised) if recognised else NONE
+    # A scheduler counts its starts also where it does not describe the hosts: TRAINWORKS_HOSTS
+    # names them, or the job has one node of AWS Batch.
+    restarts = max(row.restarts(sources.variables) for row in PLATFORMS.values())
+    description = description._replace(restarts=restarts)
     # CUDA obeys this variable on every platform, also where the platform names another number.
     visible = visible_gpus(sources.variables)
     if visible is None:
@@ -408,7 +412,6 @@ def _described(sources: Sources, recognised: Sequence[tuple[Platform, str]]) -> 
         platform=row.name,
         why=why,
         ends_jobs=row.ends_jobs,
-        restarts=row.restarts(sources.variables),
         problems=problems,
     )
 
