@@ -361,6 +361,23 @@ def test_a_shell_does_not_go_on_with_its_next_line_after_a_stop(tmp_path: Path) 
     assert (tmp_path / "model/checkpoint").read_text(encoding="ascii") == "whole", launcher.text
 
 
+HAS_A_HELPER = """
+import subprocess, sys, time
+HELPER = "import signal, time; signal.signal(15, lambda *_: None); print('helps', flush=True)"
+subprocess.Popen([sys.executable, "-c", HELPER + "\\nwhile True: time.sleep(0.1)"])
+while True: time.sleep(0.1)
+"""
+"""No handler for SIGTERM, and a helper that has one and goes on."""
+
+
+def test_a_program_without_a_handler_does_not_wait_for_its_helper(tmp_path: Path) -> None:
+    write_inputs(tmp_path, HAS_A_HELPER, {}, {})
+    with Launcher(tmp_path) as launcher:
+        launcher.read_until("helps")
+        launcher.process.send_signal(signal.SIGTERM)
+        assert launcher.wait() == 143, launcher.text
+
+
 HAS_WORDS_OF_ITS_OWN = """
 import os, signal, sys, time
 folder = os.environ["SM_OUTPUT_DIR"]

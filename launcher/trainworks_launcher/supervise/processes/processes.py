@@ -215,7 +215,6 @@ def stat(pid: int) -> ProcessStat:
 # because the list begins with the third field.
 _STAT_STATE = 0
 _STAT_PARENT = 1
-_STAT_GROUP = 2
 _STAT_STARTED = 19
 _STAT_EXIT_CODE = 49
 
@@ -246,16 +245,6 @@ def children_of(parent: int) -> tuple[int, ...]:
         return tuple(int(pid) for pid in " ".join(lists).split())
     pids = (int(name) for name in os.listdir("/proc") if name.isdecimal())  # noqa: PTH208  (names, not paths)
     return tuple(pid for pid in pids if stat(pid).parent == parent)
-
-
-def members_of(group: int) -> tuple[int, ...]:
-    """Return the process ids of a process group; () if it is empty."""
-    members = []
-    for name in os.listdir("/proc"):  # noqa: PTH208  (names, not paths)
-        fields = _stat_fields(int(name)) if name.isdecimal() else []
-        if fields and int(fields[_STAT_GROUP]) == group:
-            members.append(int(name))
-    return tuple(members)
 
 
 def signal_receivers(pid: int, number: int) -> list[int]:
@@ -291,6 +280,19 @@ def has_handler(pid: int, number: int) -> bool:
         if line.startswith(("SigCgt:", "SigBlk:")) and int(line.split()[1], 16) & bit:
             return True
     return False
+
+
+def waits_for_a_child(pid: int) -> bool:
+    """Return whether a process only waits for a child to end, as a shell for its command.
+
+    False if that is not known: the process is gone, belongs to another user, or the kernel does not
+    tell where it sleeps (proc_pid_wchan(5)).
+    """
+    try:
+        sleeps_in = Path(f"/proc/{pid}/wchan").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    return sleeps_in == "do_wait"
 
 
 def open_pidfd(pid: int) -> int:

@@ -2,14 +2,17 @@
 
 A shell without a trap dies of SIGTERM, and so do a Python wrapper without a handler, and ``tee``.
 With the shell the job's command would be at its end while the script behind it still saves. So
-where a process has a handler for the signal, only those that have one get it at once. The others
-get it when these have ended, so that a shell does not go on with its next line.
+where a process that waits for its child has, behind it, processes with a handler for the signal,
+only these get it at once. The others get it when these have ended, so that a shell does not go on
+with its next line. A program that does not wait for a child gets the signal at once, with its
+process group if it is the command, also where only a helper that it started has a handler (Go's
+programs have one for every signal).
 """
 
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, NamedTuple, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from trainworks_launcher.supervise.processes import processes
 
@@ -63,8 +66,9 @@ class StopReceivers:
     def send(self, number: int, running: HostCommand) -> None:
         """Send a stop signal to the ranks, or to the command's process group if no rank runs.
 
-        Only processes with a handler get it, if there are any. SIGINT goes to all: at a terminal
-        every process gets it, and shells and Python expect that.
+        Of a shell and the programs that it waits for only those with a handler get it, if there are
+        any. SIGINT goes to all: at a terminal every process gets it, and shells and Python expect
+        that.
 
         Args:
             number: The signal.
@@ -74,17 +78,14 @@ class StopReceivers:
             running.send(number)
             return
         self._number = number
+        # At a second signal all of them get it again.
+        self._held_back = []
         ranks = running.rank_pids()
         for rank in ranks:
-            self._send(rank, processes.signal_receivers(rank, number), None)
+            self._send(rank, None)
         command = running.command
         if not ranks and command is not None and command.running:
-            receivers = set(processes.signal_receivers(command.pid, number))
-            # A shell with a trap runs it when the program behind it has ended.
-            for pid in processes.members_of(command.pid):
-                if processes.has_handler(pid, number):
-                    receivers.add(pid)
-            self._send(command.pid, sorted(receivers), command)
+            self._send(command.pid, command)
 
     def send_to_held_back(self) -> None:
         """Look once: send the signal to those behind which all had ended at the look before.
@@ -100,17 +101,20 @@ class StopReceivers:
                 is_last = not any(receiver.is_running for receiver in waiting.receivers)
                 self._held_back.append(waiting._replace(is_last=is_last))
                 continue
-            first = waiting.first.pid
-            self._send(first, processes.signal_receivers(first, self._number), waiting.command)
+            self._send(waiting.first.pid, waiting.command)
 
-    def _send(self, first: int, receivers: Sequence[int], command: Child | None) -> None:
-        """Send the signal to the receivers, else to the rank, or to the command's process group.
+    def _send(self, first: int, command: Child | None) -> None:
+        """Send the signal to the rank, or to the command's process group.
+
+        If that waits for programs, only those of them that have a handler get it, if there are any.
 
         Args:
             first: Process id of the rank, or of the command.
-            receivers: Process ids of those that have a handler.
             command: The command; None for a rank.
         """
+        receivers = []
+        if processes.waits_for_a_child(first):
+            receivers = _with_handler(first, self._number)
         if receivers:
             signalled = tuple(_Process(pid, processes.stat(pid).started) for pid in receivers)
             for pid in receivers:
@@ -122,3 +126,21 @@ class StopReceivers:
             command.signal_group(self._number)
         else:
             processes.send(first, self._number)
+
+
+def _with_handler(pid: int, number: int) -> list[int]:
+    """Return those of a process and of the programs that it waits for that handle a signal.
+
+    A shell with a trap runs it when the program behind it has ended: so both get the signal.
+
+    Args:
+        pid: The process.
+        number: The signal.
+    """
+    found = []
+    if processes.has_handler(pid, number):
+        found.append(pid)
+    if processes.waits_for_a_child(pid):
+        for child in processes.children_of(pid):
+            found += _with_handler(child, number)
+    return found
