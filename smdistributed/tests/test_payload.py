@@ -251,13 +251,13 @@ def build_hybrid() -> Any:
     """Return a small language model: each second layer has linear attention."""
     from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
-    linear_attention = {
+    linear_attention: dict[str, Any] = {
         "linear_num_key_heads": 2,
         "linear_num_value_heads": 2,
         "linear_key_head_dim": 4,
         "linear_value_head_dim": 4,
     }
-    experts = {
+    experts: dict[str, Any] = {
         "num_experts": 2,
         "num_experts_per_tok": 1,
         "moe_intermediate_size": 8,
