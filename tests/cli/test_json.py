@@ -50,7 +50,7 @@ ERRORS: Sequence[tuple[tuple[str, ...], int]] = (
     ((*CPU, *ENGINE), 6),
     (("--only", CPU_TARGET, *ENGINE), 6),
     (("promote", "a b", "r.example.org/a"), 15),
-    (("verify", f"sha256:{'0' * 64}", "absent.jsonl"), 17),
+    (("verify", f"sha256:{'0' * 64}", "absent.jsonl"), 9),
     (("lock", "--only", "nonsense"), 4),
     (("mirror", "folder", "--only", "nonsense"), 4),
     (("check", "--only", "nonsense"), 4),
